@@ -334,7 +334,7 @@ fn the_kernel_delivers_each_packet_to_its_process_while_others_join_and_leave() 
                 }
             });
         }
-        // The threads end also if a packet is lost.
+        // The threads end even if a packet is lost.
         let lost = (0..40).find_map(|round| {
             let receiver = Process::open(address);
             let qpn = receiver.share().qpn(0x1_2345);

@@ -15,7 +15,7 @@ use adverb_wire::Flow;
 use support::{Packet, collect, datagram, drain, is_readable, open_loopback, wait};
 
 /// Returns a packet from one link to another.
-fn between<'a>(from: &UdpLink, to: &UdpLink, bytes: &'a [u8]) -> TxPacket<'a> {
+fn packet_between<'a>(from: &UdpLink, to: &UdpLink, bytes: &'a [u8]) -> TxPacket<'a> {
     TxPacket {
         source: SocketAddr::new(from.local_addr().ip(), from.source_port(from.local_addr().ip(), 0xc000)),
         destination: to.local_addr(),
@@ -63,7 +63,7 @@ fn a_link_at_another_port_receives_and_sends_there() {
     let mut default_link = default_link;
     for (from, to) in [(0, 1), (1, 0)] {
         let links = [&mut default_link, &mut other];
-        let packet = between(links[from], links[to], b"");
+        let packet = packet_between(links[from], links[to], b"");
         let flow = Flow::new(packet.source, packet.destination).unwrap();
         let bytes: Vec<Vec<u8>> = (0..100).map(|psn| datagram(&flow, 0, psn, b"some bytes!!")).collect();
         let packets: Vec<_> = bytes.iter().map(|bytes| TxPacket { bytes, ..packet }).collect();
@@ -95,7 +95,7 @@ fn packets_of_all_lengths_arrive_intact_and_in_order() {
         packets.push(TxPacket {
             traffic_class: (length % 256) as u8,
             hop_limit: (length % 65) as u8,
-            ..between(&here, &there, &bytes[length % 13..][..length])
+            ..packet_between(&here, &there, &bytes[length % 13..][..length])
         });
     }
     let expected: Vec<Packet> = packets.iter().map(Packet::from).collect();
@@ -114,7 +114,7 @@ fn packets_of_all_lengths_arrive_intact_and_in_order() {
 #[test]
 fn packets_of_a_gso_batch_have_ascending_ip_ids_and_matching_icrcs() {
     let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
-    let template = between(&here, &there, &[]);
+    let template = packet_between(&here, &there, &[]);
     let flow = Flow::new(template.source, template.destination).unwrap();
     // Runs of packets of one length, each followed by a shorter packet, and one packet of another traffic class.
     let mut lengths = vec![1024; 100];
@@ -168,7 +168,7 @@ fn ipv6_packets_arrive_intact_and_in_order() {
 
 /// Returns a packet from a link to itself.
 fn packet_to_itself(link: &UdpLink) -> TxPacket<'static> {
-    between(link, link, &[])
+    packet_between(link, link, &[])
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn received_packets_have_their_ecn_marks() {
     let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
     let marks = [0, 1, 2, 3, 0xfb, 0xfc];
     for traffic_class in marks {
-        let packet = TxPacket { traffic_class, ..between(&here, &there, b"x") };
+        let packet = TxPacket { traffic_class, ..packet_between(&here, &there, b"x") };
         here.send(&[packet]).unwrap();
     }
     let mut got = Vec::new();
@@ -208,7 +208,7 @@ fn flows_share_a_bounded_number_of_source_ports() {
         .map(|preferred| {
             let source =
                 SocketAddr::new(here.local_addr().ip(), here.source_port(here.local_addr().ip(), preferred));
-            TxPacket { source, ..between(&here, &there, b"flow") }
+            TxPacket { source, ..packet_between(&here, &there, b"flow") }
         })
         .collect();
     let got = exchange(&mut here, &mut there, &packets);
@@ -273,7 +273,7 @@ fn a_second_link_at_an_address_fails_with_a_hint() {
 #[test]
 fn a_packet_that_cannot_be_sent_is_counted_and_others_are_sent() {
     let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
-    let good = between(&here, &there, b"good");
+    let good = packet_between(&here, &there, b"good");
     // The kernel sends no packet from a loopback address to another machine.
     let bad = TxPacket { destination: "192.0.2.1:4791".parse().unwrap(), ..good };
     let long = vec![0; 65_535];
@@ -300,7 +300,7 @@ fn a_datagram_longer_than_any_packet_is_dropped_and_counted() {
 fn packets_lost_to_a_full_receive_buffer_are_counted() {
     let mut here = open_loopback(|config| config.gso = false);
     let mut there = open_loopback(|config| config.receive_buffer_bytes = 20_000);
-    let packet = between(&here, &there, &[5; 1000]);
+    let packet = packet_between(&here, &there, &[5; 1000]);
     let mut sent = 200;
     for _ in 0..2 {
         assert_eq!(here.send(&[packet; 100]).unwrap(), 100);
@@ -328,7 +328,7 @@ fn adverb_peers_only_selects_the_strict_icrc_check() {
 fn receive_passes_at_most_max_packets_and_loses_none() {
     let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
     let bytes: Vec<[u8; 8]> = (0..600_u64).map(|number| (number << 32).to_be_bytes()).collect();
-    let packet = between(&here, &there, b"");
+    let packet = packet_between(&here, &there, b"");
     let packets: Vec<_> = bytes.iter().map(|bytes| TxPacket { bytes, ..packet }).collect();
     assert_eq!(here.send(&packets).unwrap(), packets.len());
     assert!(here.is_gso_enabled(), "the packets are sent as GSO batches");

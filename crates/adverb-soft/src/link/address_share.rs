@@ -30,7 +30,7 @@ impl AddressShare {
     /// The number of lower bits of a queue pair number that are not the share.
     pub(crate) const QPN_SHIFT: u32 = 17;
 
-    /// The same of a communication ID.
+    /// The number of lower bits of a communication ID that are not the share.
     const COMM_ID_SHIFT: u32 = 25;
 
     /// Creates the share with an index below [`MAX_COUNT`](AddressShare::MAX_COUNT).

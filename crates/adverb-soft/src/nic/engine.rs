@@ -626,7 +626,7 @@ impl Engine {
         self.events.push_back(NicEvent::Failed);
         self.notifications.push(&self.event_channel);
         self.gsi.channels.fail(&mut self.notifications);
-        // Wake all waiting callers, even if their queue isn't armed.
+        // All waiting callers are woken, even if their queue isn't armed.
         for channel in self.channels.values() {
             self.notifications.push(channel);
         }

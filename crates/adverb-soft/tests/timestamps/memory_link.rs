@@ -56,7 +56,7 @@ impl Link for SendRecordingLink {
     }
 }
 
-fn delay(delay: Duration) -> FaultConfig {
+fn delaying_faults(delay: Duration) -> FaultConfig {
     FaultConfig { delay_ppm: 1_000_000, min_delay: delay, max_delay: delay, ..FaultConfig::new(1) }
 }
 
@@ -68,7 +68,7 @@ fn nodes(transport: Transport, latency: Duration) -> (Node, Node, Arc<Mutex<Call
     let here = SendRecordingLink(here, Arc::clone(&calls));
     let one = match latency {
         Duration::ZERO => NicOptions::new([address(1)], here),
-        latency => NicOptions::new([address(1)], FaultLink::new(here, delay(latency))),
+        latency => NicOptions::new([address(1)], FaultLink::new(here, delaying_faults(latency))),
     };
     let (one, other) =
         (Node::new(transport, one), Node::new(transport, NicOptions::new([address(2)], there)));

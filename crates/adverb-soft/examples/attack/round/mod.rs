@@ -59,7 +59,7 @@ pub(crate) fn attack(decisions: DecisionSource<'_>, packets: u64, report: &mut R
     let end = report.packets() + packets;
     let mut result = Ok(());
     while result.is_ok() && report.packets() < end && round.decisions.has_more() {
-        result = round.burst(report);
+        result = round.run_burst(report);
     }
     report.rounds += 1;
     report.operations += round.pair.operations();
@@ -101,8 +101,8 @@ struct Round<'a> {
     reflected: VecDeque<Vec<u8>>,
     cm: CmMessageGenerator,
     candidates: Vec<AddrPair>,
-    requests: Arc<CmEventChannel>,
-    connections: Arc<CmEventChannel>,
+    request_channel: Arc<CmEventChannel>,
+    connection_channel: Arc<CmEventChannel>,
     bursts: u64,
 }
 
@@ -112,23 +112,23 @@ impl<'a> Round<'a> {
         let pair = Pair::new(&victim, &peer, address_pairs)?;
         let addresses = victim.addresses().to_vec();
         let channel = || CmEventChannel::new().map(Arc::new).map_err(|error| error.to_string());
-        let (requests, connections) = (channel()?, channel()?);
+        let (request_channel, connection_channel) = (channel()?, channel()?);
         for (service, transport) in
             [(CM_ATTACK_TCP_SERVICE_ID, Transport::Rc), (CM_ATTACK_UDP_SERVICE_ID, Transport::Ud)]
         {
             let listen = ListenParams { service, bind: BindAddr::Any, transport, backlog: 12 };
-            victim.cm().listen(listen, &requests).map_err(|error| format!("can't listen: {error}"))?;
+            victim.cm().listen(listen, &request_channel).map_err(|error| format!("can't listen: {error}"))?;
         }
-        let family = |address: IpAddr| Gid::from(address).udp_addr().is_ipv4();
+        let is_ipv4 = |address: IpAddr| Gid::from(address).udp_addr().is_ipv4();
         let gids = senders.iter().chain([&spoofer]).map(Sender::gid);
-        let between = |remote: IpAddr| {
-            let locals = addresses.iter().filter(move |local| family(**local) == family(remote));
+        let pairs_with = |remote: IpAddr| {
+            let locals = addresses.iter().filter(move |local| is_ipv4(**local) == is_ipv4(remote));
             locals.map(move |local| AddrPair { local: *local, remote })
         };
-        let candidates = gids.flat_map(between).collect();
+        let candidates = gids.flat_map(pairs_with).collect();
         let mut targets = Vec::new();
         for (index, local) in addresses.iter().enumerate() {
-            let sender = senders.iter().rposition(|sender| family(sender.gid()) == family(*local));
+            let sender = senders.iter().rposition(|sender| is_ipv4(sender.gid()) == is_ipv4(*local));
             let Some(sender) = sender else { continue };
             for transport in [Transport::Rc, Transport::Uc, Transport::Ud] {
                 let peer = Qpn::truncate(0x600 + targets.len() as u32);
@@ -156,14 +156,14 @@ impl<'a> Round<'a> {
             reflected: VecDeque::new(),
             cm: CmMessageGenerator::default(),
             candidates,
-            requests,
-            connections,
+            request_channel,
+            connection_channel,
             bursts: 0,
         })
     }
 
     /// Sends some hostile packets, handles their effects, and lets the well-behaved pair do one operation.
-    fn burst(&mut self, report: &mut Report) -> Outcome<()> {
+    fn run_burst(&mut self, report: &mut Report) -> Outcome<()> {
         self.bursts += 1;
         for _ in 0..=self.decisions.below(24) {
             self.send_hostile_packet(report);
@@ -180,16 +180,16 @@ impl<'a> Round<'a> {
         let (kind, forged) = match self.decisions.below(32) {
             0..14 => (Kind::KnownQueuePair, self.target_packet()),
             14..17 => (Kind::Group, self.group_packet()),
-            17..24 => (Kind::Message, self.message(None)),
+            17..24 => (Kind::Message, self.cm_packet(None)),
             24..26 => {
                 let group = self.decisions.pick(&self.groups);
-                (Kind::GroupMessage, self.message(Some(group)))
+                (Kind::GroupMessage, self.cm_packet(Some(group)))
             }
             26..29 => (Kind::WrongAddress, self.misaddressed_packet()),
             29..31 => (Kind::Spoofed, self.spoofed_packet()),
             _ => (Kind::Reflected, self.reflected_packet()),
         };
-        let Some(Forged { bytes, sender, destination }) = forged else { return };
+        let Some(HostilePacket { bytes, sender, destination }) = forged else { return };
         let count = if self.decisions.one_in(24) { 2 + self.decisions.below(63) as usize } else { 1 };
         let socket = sender.map_or(&self.spoofer, |index| &self.senders[index]);
         let sent = socket.send(&bytes, count, destination);
@@ -203,7 +203,7 @@ impl<'a> Round<'a> {
     }
 
     /// Returns a packet for a target, from the address of its peer.
-    fn target_packet(&mut self) -> Option<Forged> {
+    fn target_packet(&mut self) -> Option<HostilePacket> {
         let index = self.decisions.below(self.targets.len() as u64) as usize;
         let target = &mut self.targets[index];
         let status = self.victim.query_qp(target.end.qpn)?;
@@ -224,11 +224,11 @@ impl<'a> Round<'a> {
         let bytes = PacketGenerator { decisions: &mut self.decisions, history: &self.history, target_info }
             .next_packet()
             .into_bytes(&flow)?;
-        Some(Forged { bytes, sender: Some(target.sender), destination })
+        Some(HostilePacket { bytes, sender: Some(target.sender), destination })
     }
 
     /// Returns a packet for the members of a group.
-    fn group_packet(&mut self) -> Option<Forged> {
+    fn group_packet(&mut self) -> Option<HostilePacket> {
         let destination = self.decisions.pick(&self.groups);
         let (sender, flow) = self.sender_to(destination)?;
         let attacker_state = &mut AttackerState::default();
@@ -242,11 +242,11 @@ impl<'a> Round<'a> {
         let bytes = PacketGenerator { decisions: &mut self.decisions, history: &self.history, target_info }
             .next_packet()
             .into_bytes(&flow)?;
-        Some(Forged { bytes, sender: Some(sender), destination })
+        Some(HostilePacket { bytes, sender: Some(sender), destination })
     }
 
     /// Returns a connection manager message to an address of the NIC or to a group.
-    fn message(&mut self, group: Option<SocketAddr>) -> Option<Forged> {
+    fn cm_packet(&mut self, group: Option<SocketAddr>) -> Option<HostilePacket> {
         let (addrs, mad) = self.cm.next_message(&mut self.decisions, &self.candidates);
         let destination = group.unwrap_or_else(|| Gid::from(addrs.local).udp_addr());
         let named = self.senders.iter().position(|sender| sender.gid() == addrs.remote);
@@ -270,11 +270,11 @@ impl<'a> Round<'a> {
         let header = Header::new(Qpn::GSI, Psn::ZERO, Operation::Ud(ud));
         let flow = Flow::new(source, destination)?;
         let bytes = adverb_sim::ForgedPacket::Parts(header, mad).into_bytes(&flow)?;
-        Some(Forged { bytes, sender, destination })
+        Some(HostilePacket { bytes, sender, destination })
     }
 
     /// Returns a packet for the well-behaved pair that is correct except for its source address.
-    fn misaddressed_packet(&mut self) -> Option<Forged> {
+    fn misaddressed_packet(&mut self) -> Option<HostilePacket> {
         // The IPv6 senders have the peer's address, because the loopback interface has only one.
         let sender = self.senders.iter().position(|sender| sender.address.is_ipv4())?;
         let end = &self.pair.rc_pairs[self.decisions.below(2) as usize].victim;
@@ -290,11 +290,11 @@ impl<'a> Round<'a> {
         let bytes = PacketGenerator { decisions: &mut self.decisions, history: &history, target_info }
             .next_packet()
             .into_bytes(&flow)?;
-        Some(Forged { bytes, sender: Some(sender), destination })
+        Some(HostilePacket { bytes, sender: Some(sender), destination })
     }
 
     /// Returns a packet from the address of the well-behaved peer, with guessed numbers.
-    fn spoofed_packet(&mut self) -> Option<Forged> {
+    fn spoofed_packet(&mut self) -> Option<HostilePacket> {
         let destination = Gid::from(self.addresses[0]).udp_addr();
         let flow = Flow::new(self.spoofer.address, destination)?;
         let [qpn, peer] = [(); 2].map(|()| Qpn::truncate(self.decisions.bits(24) as u32));
@@ -308,16 +308,16 @@ impl<'a> Round<'a> {
         let bytes = PacketGenerator { decisions: &mut self.decisions, history: &history, target_info }
             .next_packet()
             .into_bytes(&flow)?;
-        Some(Forged { bytes, sender: None, destination })
+        Some(HostilePacket { bytes, sender: None, destination })
     }
 
     /// Returns a packet that the NIC sent, to send it back.
-    fn reflected_packet(&mut self) -> Option<Forged> {
+    fn reflected_packet(&mut self) -> Option<HostilePacket> {
         let count = self.reflected.len() as u64;
         let bytes = self.reflected.get(self.decisions.below(count.max(1)) as usize)?.clone();
         let destination = Gid::from(self.decisions.pick(&self.addresses)).udp_addr();
         let (sender, _) = self.sender_to(destination)?;
-        Some(Forged { bytes, sender: Some(sender), destination })
+        Some(HostilePacket { bytes, sender: Some(sender), destination })
     }
 
     /// Returns a sender of the destination's address family, and the flow from it.
@@ -332,7 +332,7 @@ impl<'a> Round<'a> {
         for target in &mut self.targets {
             target.restore_and_post(&mut self.decisions)?;
         }
-        while let Some(event) = self.requests.take() {
+        while let Some(event) = self.request_channel.take() {
             let CmEvent::Event(event) = event else {
                 return Err(format!("unexpected connection manager event: {event:?}"));
             };
@@ -348,7 +348,7 @@ impl<'a> Round<'a> {
                         0 => _ = cm.reject(request.id, b"no"),
                         1 => {}
                         _ => {
-                            if cm.subscribe(request.id, &self.connections).is_ok() {
+                            if cm.subscribe(request.id, &self.connection_channel).is_ok() {
                                 _ = cm.qp_attributes(request.id, &LocalQp::new(qpn));
                                 _ = cm.accept(request.id, &LocalQp::new(qpn), b"yes", timeout);
                             }
@@ -362,7 +362,7 @@ impl<'a> Round<'a> {
                 _ => {}
             }
         }
-        while let Some(event) = self.connections.take() {
+        while let Some(event) = self.connection_channel.take() {
             let CmEvent::Event(event) = event else {
                 return Err(format!("unexpected connection manager event: {event:?}"));
             };
@@ -432,7 +432,7 @@ impl<'a> Round<'a> {
 }
 
 /// A hostile packet, the index of its sender (`None` for the sender with the peer's address), and its destination.
-struct Forged {
+struct HostilePacket {
     bytes: Vec<u8>,
     sender: Option<usize>,
     destination: SocketAddr,

@@ -204,8 +204,8 @@ fn every_256th_poll_drives_the_link_and_every_8th_empty_one_reads_the_clock() {
 /// The step by which time advances in [`NicModel`].
 const TICK: Duration = Duration::from_nanos(POLL_GRACE.as_nanos() as u64 / 2);
 
-/// A model of a NIC's threads, link and timers around a schedule. The current time is always [`NOW`]: time advances by moving all
-/// other times back, so that the number of states is finite.
+/// A model of a NIC's threads, link and timers around a schedule. The current time is always [`NOW`]: time advances by
+/// moving all other times back, so that the number of states is finite.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct NicModel {
     schedule: Schedule,
@@ -218,14 +218,14 @@ struct NicModel {
     has_packets: bool,
     /// The time at which the engine has work.
     due: Time,
-    waits: bool,
+    has_waiting_caller: bool,
 }
 
 /// The steps of callers, of the link, and of time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
     Poll,
-    /// A poll that finds queued completions, or no packet and doesn't read the clock.
+    /// A poll that finds queued completions, or one that finds no packet and doesn't read the clock.
     ShortPoll,
     /// A post whose packets are sent, and whose retransmission timer expires after this many ticks.
     Post(u32),
@@ -267,7 +267,7 @@ impl NicModel {
             link_signals: true,
             has_packets: false,
             due: Time::MAX,
-            waits: false,
+            has_waiting_caller: false,
         }
     }
 
@@ -277,7 +277,7 @@ impl NicModel {
     }
 
     fn is_waiting_caller_runnable(&self) -> bool {
-        self.waits && self.is_descriptor_readable()
+        self.has_waiting_caller && self.is_descriptor_readable()
     }
 
     fn is_descriptor_readable(&self) -> bool {
@@ -291,8 +291,8 @@ impl NicModel {
     /// Whether the step is possible in this state.
     fn can(&self, step: Step) -> bool {
         match step {
-            Step::BeginWait => self.has_descriptor && !self.waits,
-            Step::EndWait => self.waits,
+            Step::BeginWait => self.has_descriptor && !self.has_waiting_caller,
+            Step::EndWait => self.has_waiting_caller,
             Step::Packet => self.has_descriptor && !self.has_packets,
             Step::ProgressThread => self.is_progress_thread_runnable(),
             Step::WaitingCaller => self.is_waiting_caller_runnable(),
@@ -321,12 +321,12 @@ impl NicModel {
             Step::Arm => self.is_wake_pending |= self.schedule.arm(),
             Step::Event => self.schedule.record_event(),
             Step::BeginWait => {
-                self.waits = self.schedule.begin_wait();
-                assert!(self.waits, "no other caller waits");
+                self.has_waiting_caller = self.schedule.begin_wait();
+                assert!(self.has_waiting_caller, "no other caller waits");
                 self.update_link();
             }
             Step::EndWait => {
-                self.waits = false;
+                self.has_waiting_caller = false;
                 self.is_wake_pending |= self.schedule.end_wait();
             }
             Step::Packet => self.has_packets = true,
@@ -416,10 +416,10 @@ impl NicModel {
             "spurious wake-ups: {self:?}"
         );
         // A thread that sleeps on the link's descriptor is woken.
-        if self.waits || on_link && !self.is_wake_pending {
+        if self.has_waiting_caller || on_link && !self.is_wake_pending {
             assert!(self.link_signals, "the link wakes no thread: {self:?}");
         }
-        assert!(self.schedule.waiting.is_some() == self.waits);
+        assert!(self.schedule.waiting.is_some() == self.has_waiting_caller);
     }
 }
 

@@ -273,7 +273,7 @@ fn await_own_packets(socket: &UdpSocket, local: SocketAddr, share: AddressShare,
     // No RoCEv2 packet is as short, so any other receiver drops it.
     let probe = [std::process::id().to_be_bytes(), share.qpn(u32::MAX).to_be_bytes()].concat();
     while Instant::now() < deadline {
-        // The kernel may have no memory for the packet: send another one.
+        // The kernel may have no memory for the packet. Another one is sent later.
         let _ = socket.send_to(&probe, local);
         await_readable(socket, Instant::now() + PROBE_WAIT);
         let mut received = [0; 16];
