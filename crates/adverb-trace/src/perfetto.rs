@@ -201,21 +201,21 @@ impl<W: Write> Writer<'_, W> {
         };
         let trace_end = self.spans.get(self.clocks.of(device)).map_or(0, |span| span.last - span.first);
         let posted = self.since_start(device, posted);
-        let at = |time: Option<Time>| time.map(|time| self.since_start(device, time));
-        let completed = at(request.times.completed).unwrap_or(trace_end).max(posted);
+        let since_start = |time: Option<Time>| time.map(|time| self.since_start(device, time));
+        let completed = since_start(request.times.completed).unwrap_or(trace_end).max(posted);
         let polled = match (request.times.completed, request.cqe_state()) {
             (Some(_), Some(CqeState::Pending)) => Some(trace_end.max(completed)),
             (_, Some(CqeState::Polled | CqeState::Processed)) => {
-                at(request.times.polled).map(|polled| polled.max(completed))
+                since_start(request.times.polled).map(|polled| polled.max(completed))
             }
             _ => None,
         };
-        let first_packet = at(request.times.first_packet).map(|time| time.clamp(posted, completed));
+        let first_packet = since_start(request.times.first_packet).map(|time| time.clamp(posted, completed));
         let last_packet = match request.queue {
-            Queue::Send => at(request.times.acknowledged),
-            Queue::Recv => at(request.times.last_packet),
+            Queue::Send => since_start(request.times.acknowledged),
+            Queue::Recv => since_start(request.times.last_packet),
         };
-        let doorbell = at(request.times.doorbell);
+        let doorbell = since_start(request.times.doorbell);
         let mut slices = Slices { writer: self, device, thread, id: index };
         slices.begin(&*queue, posted)?;
         let state = match request.wqe_state() {

@@ -329,7 +329,7 @@ impl QueuePair {
             // Another queue pair may have the number by now.
             return;
         }
-        for window in self.domain.device().windows().of(self.qpn()) {
+        for window in self.domain.device().windows().of_queue_pair(self.qpn()) {
             let mut state = window.lock();
             // The window may have been freed, or bound on another queue pair, since it was found.
             if state.queue_pair == Some(self.qpn()) {
@@ -453,7 +453,7 @@ impl Windows {
     }
 
     /// Returns the windows of a queue pair.
-    fn of(&self, queue_pair: Qpn) -> Vec<Arc<Shared>> {
+    fn of_queue_pair(&self, queue_pair: Qpn) -> Vec<Arc<Shared>> {
         let lists = self.lock();
         let keys = lists.by_queue_pair.range((queue_pair, 0)..=(queue_pair, u32::MAX));
         keys.filter_map(|(_, rkey)| lists.by_key.get(rkey).cloned()).collect()

@@ -15,7 +15,7 @@ const MESSAGES: usize = 6400;
 fn measure(transport: Transport, batch: usize, has_timestamps: bool) -> u128 {
     let [one, other] = [(), ()].map(|()| {
         let link = open_loopback(|_| ());
-        Node::with(transport, NicOptions::new([link.local_addr().ip()], link), has_timestamps)
+        Node::with_timestamps(transport, NicOptions::new([link.local_addr().ip()], link), has_timestamps)
     });
     one.connect(&other);
     other.connect(&one);

@@ -28,11 +28,11 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) fn new(transport: Transport, options: NicOptions) -> Node {
-        Node::with(transport, options, true)
+        Node::with_timestamps(transport, options, true)
     }
 
     /// Creates a node whose completions have timestamps or not.
-    pub(crate) fn with(transport: Transport, options: NicOptions, has_timestamps: bool) -> Node {
+    pub(crate) fn with_timestamps(transport: Transport, options: NicOptions, has_timestamps: bool) -> Node {
         let nic = Nic::open(options.mtu(PathMtu::Mtu1024)).unwrap();
         let pd = nic.create_domain().unwrap();
         let cq = match has_timestamps {

@@ -109,9 +109,9 @@ fn nanos(from: Instant, to: Instant) -> i64 {
 
 fn summary(name: &str, mut values: Vec<i64>) -> (i64, i64, i64) {
     values.sort_unstable();
-    let at = |permille: usize| values[(values.len() - 1) * permille / 1000];
-    println!("{name}: median {} ns, 99 % {} ns, {} to {} ns", at(500), at(990), at(0), at(1000));
-    (at(0), at(500), at(1000))
+    let quantile = |permille: usize| values[(values.len() - 1) * permille / 1000];
+    println!("{name}: median {} ns, 99 % {} ns, {} to {} ns", quantile(500), quantile(990), quantile(0), quantile(1000));
+    (quantile(0), quantile(500), quantile(1000))
 }
 
 #[test]

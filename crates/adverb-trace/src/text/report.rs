@@ -129,7 +129,7 @@ fn write_failure(
     request: &Request,
     progress: &Progress,
 ) -> io::Result<()> {
-    let at = |time: Time| times.micros(request.device, time);
+    let micros = |time: Time| times.micros(request.device, time);
     let verb = if request.outcome.is_some() { "Failed" } else { "Timed out" };
     writeln!(out, "{verb}: {}", RequestName(trace, id))?;
     writeln!(out, "  work request id: {:#x}", request.wr_id)?;
@@ -163,7 +163,7 @@ fn write_failure(
                     out,
                     "  acknowledged:    all before PSN {psn}, last PSN {} at {} us",
                     psn - 1,
-                    at(time)
+                    micros(time)
                 )?;
             }
             (None, Some(psn)) => {
@@ -182,11 +182,11 @@ fn write_failure(
     ];
     for (name, time) in steps {
         if let Some(time) = time {
-            writeln!(out, "  {:16} {} us", format!("{name}:"), at(time))?;
+            writeln!(out, "  {:16} {} us", format!("{name}:"), micros(time))?;
         }
     }
     if !progress.timeouts.is_empty() {
-        let timeouts: Vec<String> = progress.timeouts.iter().map(|time| at(*time).to_string()).collect();
+        let timeouts: Vec<String> = progress.timeouts.iter().map(|time| micros(*time).to_string()).collect();
         writeln!(out, "  timeouts:        {}, at {} us", timeouts.len(), timeouts.join(", "))?;
         if let [.., before, last] = progress.timeouts[..] {
             let interval = last - before;
@@ -198,7 +198,7 @@ fn write_failure(
     }
     writeln!(out, "  retransmissions: {} since the last acknowledgement", progress.retransmissions.len())?;
     for Retransmission { time, psn, cause } in &progress.retransmissions {
-        writeln!(out, "    {} us from PSN {psn}: {}", at(*time), names::cause_words(*cause))?;
+        writeln!(out, "    {} us from PSN {psn}: {}", micros(*time), names::cause_words(*cause))?;
     }
     let packets = request.packets.iter().chain(&request.acks);
     let mut packets: Vec<_> = packets.filter_map(|id| trace.packet(*id)).collect();
@@ -206,7 +206,7 @@ fn write_failure(
     writeln!(out, "  last packets on {}:", device_name(trace, request.device))?;
     for packet in &packets[packets.len().saturating_sub(MAX_PACKETS)..] {
         let direction = if packet.direction == Direction::Out { "out" } else { "in " };
-        writeln!(out, "    {} us {direction} {}", at(packet.time), packet.header)?;
+        writeln!(out, "    {} us {direction} {}", micros(packet.time), packet.header)?;
     }
     Ok(())
 }

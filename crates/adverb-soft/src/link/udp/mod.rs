@@ -194,11 +194,11 @@ impl UdpLink {
             );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let at = |port| match address {
+        let socket_addr = |port| match address {
             IpAddr::V4(address) => SocketAddr::V4(SocketAddrV4::new(address, port)),
             IpAddr::V6(address) => SocketAddr::V6(SocketAddrV6::new(address, port, 0, config.scope_id)),
         };
-        let local = at(config.port);
+        let local = socket_addr(config.port);
         if Gid::from(local).udp_addr().port() != config.port {
             let text =
                 format!("{address} cannot use UDP port {}: its GID can encode only port 4791", config.port);

@@ -406,13 +406,13 @@ mod tests {
     #[test]
     fn an_unavailable_address_has_a_hint() {
         let error = io::Error::from(io::ErrorKind::AddrNotAvailable);
-        let of = |addresses: &[&str]| {
+        let hint_of = |addresses: &[&str]| {
             let addresses: Vec<_> = addresses.iter().map(|address| address.parse().unwrap()).collect();
             hint(&error, &addresses)
         };
         for loopback in [&[][..], &["127.0.0.3"], &["::1"]] {
-            assert!(of(loopback).contains("ip link set lo up"), "{loopback:?}");
+            assert!(hint_of(loopback).contains("ip link set lo up"), "{loopback:?}");
         }
-        assert!(of(&["192.0.2.7"]).contains("`ip address` list them"));
+        assert!(hint_of(&["192.0.2.7"]).contains("`ip address` list them"));
     }
 }

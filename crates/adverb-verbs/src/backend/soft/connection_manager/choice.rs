@@ -99,16 +99,16 @@ fn open_random_loopback() -> Result<Arc<Device>> {
 pub(super) fn source(device: &Device, preferred: Option<IpAddr>, peer: IpAddr) -> Option<IpAddr> {
     let addresses = device.nic.addresses();
     let has = |address: &IpAddr| addresses.contains(address);
-    let at = |address: IpAddr| {
+    let local_addr_at = |address: IpAddr| {
         let exact = Some(address).filter(has);
         exact.or_else(|| addresses.iter().find(|local| network_addr(**local) == address).copied())
     };
     let fits = |address: &&IpAddr| network_addr(**address).is_ipv4() == network_addr(peer).is_ipv4();
     match preferred {
-        Some(preferred) => at(preferred).filter(|preferred| fits(&preferred)),
+        Some(preferred) => local_addr_at(preferred).filter(|preferred| fits(&preferred)),
         None => Some(peer)
             .filter(has)
-            .or_else(|| at(source_addr(peer)?))
+            .or_else(|| local_addr_at(source_addr(peer)?))
             .or_else(|| loopback(device, peer))
             .or_else(|| addresses.iter().find(fits).copied()),
     }
