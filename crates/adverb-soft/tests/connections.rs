@@ -59,7 +59,7 @@ impl<'a> Side<'a> {
         [Segment { addr: 0, length: 8, lkey: self.key }]
     }
 
-    fn receive(&self) {
+    fn post_recv(&self) {
         let segments = self.segments();
         self.nic.post_recvs(self.qpn, [RecvRequest { wr_id: 1, tag: 0, segments: &segments }]).unwrap();
     }
@@ -72,7 +72,7 @@ impl<'a> Side<'a> {
         self.nic.post_sends(self.qpn, [(request, None)]).unwrap();
     }
 
-    fn complete(&self, wr_id: u64) {
+    fn wait_for(&self, wr_id: u64) {
         let start = Instant::now();
         let mut found = None;
         while found.is_none() {
@@ -152,26 +152,26 @@ fn exercise(client: &Nic, server: &Nic) {
     let (listener, requests) = listen(server, SERVICE, Transport::Rc, 4);
     for round in 0..5 {
         let (one, other) = (Side::new(client), Side::new(server));
-        other.receive();
+        other.post_recv();
         let id = one.connect_to(server.addresses()[0], SERVICE);
         let request = next_request(&requests);
         assert_eq!(request.private_data[..5], *b"hello");
         other.accept(&request);
         let Event::Accepted(acceptance) = next(&one.events) else { panic!("not accepted") };
         assert_eq!(acceptance.private_data[..7], *b"welcome");
-        one.receive();
+        one.post_recv();
         one.make_ready(id, &LocalQp::new(one.qpn));
         client.cm().establish(id).unwrap();
         assert_eq!(next(&one.events), Event::Established(id));
         assert_eq!(next(&other.events), Event::Established(request.id));
 
         one.send(0x1000 + round);
-        one.complete(2);
-        other.complete(1);
+        one.wait_for(2);
+        other.wait_for(1);
         assert_eq!(other.word[0].load(Ordering::Relaxed), 0x1000 + round);
         other.send(0x2000 + round);
-        other.complete(2);
-        one.complete(1);
+        other.wait_for(2);
+        one.wait_for(1);
         assert_eq!(one.word[0].load(Ordering::Relaxed), 0x2000 + round);
 
         let (disconnecting, remaining, ids) =
@@ -198,7 +198,7 @@ fn exercise(client: &Nic, server: &Nic) {
     }
 }
 
-fn nic(address: IpAddr, link: impl Link + 'static) -> Nic {
+fn open_nic(address: IpAddr, link: impl Link + 'static) -> Nic {
     Nic::open(NicOptions::new([address], link).mtu(PathMtu::Mtu1024)).unwrap()
 }
 
@@ -211,14 +211,14 @@ fn faults(seed: u64) -> FaultConfig {
     }
 }
 
-fn over_memory() -> [Nic; 2] {
+fn nics_over_memory() -> [Nic; 2] {
     let switch = Switch::new(SwitchConfig::default());
-    [1, 2].map(|host| nic(address(host), switch.attach(address(host)).unwrap()))
+    [1, 2].map(|host| open_nic(address(host), switch.attach(address(host)).unwrap()))
 }
 
 #[test]
 fn nics_connect_over_memory() {
-    let [one, other] = over_memory();
+    let [one, other] = nics_over_memory();
     exercise(&one, &other);
     // No packet was lost, so no message was retransmitted.
     assert_eq!(one.cm().statistics().retransmitted + other.cm().statistics().retransmitted, 0);
@@ -228,7 +228,7 @@ fn nics_connect_over_memory() {
 fn nics_connect_over_memory_with_faults() {
     let switch = Switch::new(SwitchConfig::default());
     let [one, other] = [1, 2].map(|host| {
-        nic(address(host), FaultLink::new(switch.attach(address(host)).unwrap(), faults(u64::from(host) + 3)))
+        open_nic(address(host), FaultLink::new(switch.attach(address(host)).unwrap(), faults(u64::from(host) + 3)))
     });
     exercise(&one, &other);
 }
@@ -237,7 +237,7 @@ fn nics_connect_over_memory_with_faults() {
 fn nics_connect_over_sockets() {
     let [one, other] = [(); 2].map(|()| {
         let link = open_loopback(|_| ());
-        nic(link.local_addr().ip(), link)
+        open_nic(link.local_addr().ip(), link)
     });
     exercise(&one, &other);
 }
@@ -246,7 +246,7 @@ fn nics_connect_over_sockets() {
 fn nics_connect_over_sockets_with_faults() {
     let [one, other] = [1, 2].map(|seed| {
         let link = open_loopback(|_| ());
-        nic(link.local_addr().ip(), FaultLink::new(link, faults(seed)))
+        open_nic(link.local_addr().ip(), FaultLink::new(link, faults(seed)))
     });
     exercise(&one, &other);
 }
@@ -259,7 +259,7 @@ fn a_nic_connects_to_itself() {
 
 #[test]
 fn connecting_to_a_service_without_a_listener_is_rejected() {
-    let [one, other] = over_memory();
+    let [one, other] = nics_over_memory();
     let side = Side::new(&one);
     let id = side.connect_to(other.addresses()[0], SERVICE);
     let Event::Rejected(rejection) = next(&side.events) else { panic!("not rejected") };
@@ -268,7 +268,7 @@ fn connecting_to_a_service_without_a_listener_is_rejected() {
 
 #[test]
 fn closing_a_listener_rejects_pending_requests() {
-    let [one, other] = over_memory();
+    let [one, other] = nics_over_memory();
     let (listener, requests) = listen(&other, SERVICE, Transport::Rc, 4);
     let side = Side::new(&one);
     side.connect_to(other.addresses()[0], SERVICE);
@@ -285,7 +285,7 @@ fn closing_a_listener_rejects_pending_requests() {
 
 #[test]
 fn aborting_a_connection_disconnects_the_peer_and_delivers_no_events() {
-    let [one, other] = over_memory();
+    let [one, other] = nics_over_memory();
     let (_, requests) = listen(&other, SERVICE, Transport::Rc, 4);
     let (client, server) = (Side::new(&one), Side::new(&other));
     let id = client.connect_to(other.addresses()[0], SERVICE);
@@ -317,7 +317,7 @@ fn aborting_a_connection_disconnects_the_peer_and_delivers_no_events() {
 
 #[test]
 fn a_query_resolves_a_service_to_a_ud_queue_pair() {
-    let [one, other] = over_memory();
+    let [one, other] = nics_over_memory();
     let (_, queries) = listen(&other, UD_SERVICE, Transport::Ud, 4);
     let addrs = AddrPair { local: one.addresses()[0], remote: other.addresses()[0] };
     let events = Arc::new(CmEventChannel::new().unwrap());
@@ -343,7 +343,10 @@ fn a_query_resolves_a_service_to_a_ud_queue_pair() {
     other.cm().cancel_query(query.id);
     let rejected = next(&events);
     assert!(
-        matches!(rejected, Event::QueryRejected { id: of, status: SidrStatus::Rejected, .. } if of == id),
+        matches!(
+            rejected,
+            Event::QueryRejected { id: rejected_id, status: SidrStatus::Rejected, .. } if rejected_id == id
+        ),
         "{rejected:?}"
     );
 }
@@ -352,7 +355,7 @@ fn a_query_resolves_a_service_to_a_ud_queue_pair() {
 fn invalid_connection_manager_messages_are_dropped() {
     let icrc = IcrcCheck::IpId(0);
     let switch = Switch::new(SwitchConfig { icrc, ..SwitchConfig::default() });
-    let nic = nic(address(2), switch.attach(address(2)).unwrap());
+    let nic = open_nic(address(2), switch.attach(address(2)).unwrap());
     let (_, requests) = listen(&nic, SERVICE, Transport::Rc, 4);
     let mut sender = switch.attach(address(1)).unwrap();
     let flow = Flow::new((address(1), 0xc000).into(), (address(2), 4791).into()).unwrap();

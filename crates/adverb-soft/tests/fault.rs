@@ -28,7 +28,7 @@ fn attach_two(config: FaultConfig) -> (FaultLink<MemLink>, MemLink) {
 /// Sends numbered packets over a link that injects faults. Returns the received bytes and the counts of the faults.
 fn send_numbered(config: FaultConfig) -> (Vec<Vec<u8>>, FaultCounts) {
     let (mut here, mut there) = attach_two(config);
-    let numbers: Vec<[u8; 32]> = (0..PACKET_COUNT as u64).map(numbered).collect();
+    let numbers: Vec<[u8; 32]> = (0..PACKET_COUNT as u64).map(numbered_bytes).collect();
     let packets: Vec<_> = numbers.iter().map(|bytes| packet(1, 2, bytes)).collect();
     for batch in packets.chunks(37) {
         assert_eq!(here.send(batch).unwrap(), batch.len());
@@ -40,7 +40,7 @@ fn send_numbered(config: FaultConfig) -> (Vec<Vec<u8>>, FaultCounts) {
     (drain(&mut there).into_iter().map(|packet| packet.bytes).collect(), here.counts())
 }
 
-fn numbered(number: u64) -> [u8; 32] {
+fn numbered_bytes(number: u64) -> [u8; 32] {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&number.to_le_bytes());
     bytes[24..].copy_from_slice(&number.to_le_bytes());
@@ -56,7 +56,7 @@ fn is_about(count: u64, per_million: u32) -> bool {
 #[test]
 fn without_faults_all_packets_arrive_in_order() {
     let (got, counts) = send_numbered(FaultConfig::new(1));
-    assert!(got.iter().zip(0..).all(|(bytes, number)| *bytes == numbered(number)));
+    assert!(got.iter().zip(0..).all(|(bytes, number)| *bytes == numbered_bytes(number)));
     assert_eq!((got.len(), counts.untouched), (PACKET_COUNT, PACKET_COUNT as u64));
 }
 
@@ -87,7 +87,7 @@ fn the_seed_determines_all_faults() {
 }
 
 /// Returns the bytes of a packet to a queue pair.
-fn to_qp(qpn: u32, number: u8) -> [u8; 16] {
+fn bytes_to_qp(qpn: u32, number: u8) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[4..8].copy_from_slice(&qpn.to_be_bytes());
     bytes[15] = number;
@@ -96,12 +96,12 @@ fn to_qp(qpn: u32, number: u8) -> [u8; 16] {
 
 /// Sends packets to the queue pair `qpn`, each followed by packets to the other queue pairs. Returns the numbers of the
 /// packets to `qpn` that arrive.
-fn arrived(qpn: u32, others: &[u32], batch_len: usize) -> Vec<u8> {
+fn send_and_collect(qpn: u32, others: &[u32], batch_len: usize) -> Vec<u8> {
     let (mut here, mut there) = attach_two(FaultConfig { loss_ppm: 300_000, ..FaultConfig::new(9) });
     let mut sent = Vec::new();
     for number in 0..200 {
-        sent.push(to_qp(qpn, number));
-        sent.extend(others.iter().map(|other| to_qp(*other, number)));
+        sent.push(bytes_to_qp(qpn, number));
+        sent.extend(others.iter().map(|other| bytes_to_qp(*other, number)));
     }
     let packets: Vec<_> = sent.iter().map(|bytes| packet(1, 2, bytes)).collect();
     for batch in packets.chunks(batch_len) {
@@ -113,16 +113,16 @@ fn arrived(qpn: u32, others: &[u32], batch_len: usize) -> Vec<u8> {
 
 #[test]
 fn faults_of_a_flow_do_not_depend_on_other_flows() {
-    let alone = arrived(0x1234, &[], 200);
+    let alone = send_and_collect(0x1234, &[], 200);
     assert!((100..180).contains(&alone.len()), "{alone:?}");
-    assert_eq!(arrived(0x1234, &[0x99, 0x42], 1), alone);
+    assert_eq!(send_and_collect(0x1234, &[0x99, 0x42], 1), alone);
     // Queue pair numbers are random, so the faults depend on the flow's position, not on its queue pair number.
-    assert_eq!(arrived(0x77, &[0x99], 37), alone);
-    let (first, second) = (arrived(1, &[2], 10), {
+    assert_eq!(send_and_collect(0x77, &[0x99], 37), alone);
+    let (first, second) = (send_and_collect(1, &[2], 10), {
         let (mut here, mut there) = attach_two(FaultConfig { loss_ppm: 300_000, ..FaultConfig::new(9) });
-        here.send(&[packet(1, 2, &to_qp(1, 0))]).unwrap();
+        here.send(&[packet(1, 2, &bytes_to_qp(1, 0))]).unwrap();
         for number in 0..200 {
-            here.send(&[packet(1, 2, &to_qp(2, number))]).unwrap();
+            here.send(&[packet(1, 2, &bytes_to_qp(2, number))]).unwrap();
         }
         drain(&mut there).into_iter().map(|packet| packet.bytes[15]).collect::<Vec<_>>()
     });
@@ -135,14 +135,14 @@ fn a_refused_packet_keeps_its_fault() {
     let switch = Switch::new(SwitchConfig { max_queued_packets: PACKET_COUNT, ..SwitchConfig::default() });
     let [here, mut there] = [1, 2].map(|host| switch.attach(address(host)).unwrap());
     let mut here = FaultLink::new(LimitedLink(here, 0), config);
-    let sent: Vec<_> = (0..200).map(|number| to_qp(0x1234, number)).collect();
+    let sent: Vec<_> = (0..200).map(|number| bytes_to_qp(0x1234, number)).collect();
     let packets: Vec<_> = sent.iter().map(|bytes| packet(1, 2, bytes)).collect();
     let mut rest = &packets[..];
     while !rest.is_empty() {
         rest = &rest[here.send(rest).unwrap()..];
     }
     let got: Vec<u8> = drain(&mut there).into_iter().map(|packet| packet.bytes[15]).collect();
-    assert_eq!(got, arrived(0x1234, &[], 200));
+    assert_eq!(got, send_and_collect(0x1234, &[], 200));
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn latency_holds_all_packets_in_order() {
     let latency = Duration::from_millis(20);
     let (mut here, mut there) = attach_two(FaultConfig { latency, ..FaultConfig::new(10) });
     let start = Instant::now();
-    let numbers: Vec<[u8; 32]> = (0..100).map(numbered).collect();
+    let numbers: Vec<[u8; 32]> = (0..100).map(numbered_bytes).collect();
     let packets: Vec<_> = numbers.iter().map(|bytes| packet(1, 2, bytes)).collect();
     assert_eq!(here.send(&packets).unwrap(), 100);
     assert_eq!((here.counts().untouched, drain(&mut there).len()), (100, 0));
@@ -169,7 +169,7 @@ fn corruption_flips_one_bit_that_the_icrc_covers() {
     let (got, counts) = send_numbered(FaultConfig { corruption_ppm: 1_000_000, ..FaultConfig::new(5) });
     assert_eq!(counts.corrupted, PACKET_COUNT as u64);
     for (bytes, number) in got.iter().zip(0..) {
-        let expected = numbered(number);
+        let expected = numbered_bytes(number);
         let flipped: u32 = bytes.iter().zip(expected).map(|(got, sent)| (got ^ sent).count_ones()).sum();
         assert_eq!(flipped, 1);
         assert_eq!(bytes[4], expected[4]);
@@ -230,7 +230,7 @@ fn a_link_that_accepts_few_packets_gets_each_once() {
     let [here, mut there] = [1, 2].map(|host| switch.attach(address(host)).unwrap());
     let config = FaultConfig { loss_ppm: 100_000, corruption_ppm: 100_000, ..FaultConfig::new(8) };
     let mut here = FaultLink::new(LimitedLink(here, 0), config);
-    let numbers: Vec<[u8; 32]> = (0..1000).map(numbered).collect();
+    let numbers: Vec<[u8; 32]> = (0..1000).map(numbered_bytes).collect();
     let packets: Vec<_> = numbers.iter().map(|bytes| packet(1, 2, bytes)).collect();
     let mut rest = &packets[..];
     while !rest.is_empty() {

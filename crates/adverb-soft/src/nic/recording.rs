@@ -9,10 +9,10 @@ use crate::channel::Channel;
 use crate::error::Error;
 
 impl Nic {
-    /// Starts to record the NIC's events, from posted requests over packets to polled completions. If the recorder stops
+    /// Starts to record the NIC's events, such as posted requests, packets and polled completions. If the recorder stops
     /// by itself ([`RecorderOptions::stop_on`]), it adds an event to `stopped`.
     ///
-    /// While no recording is in progress, the NIC checks this once per call, and creates no events.
+    /// While no recording is in progress, each call only checks for one, and creates no events.
     ///
     /// ```
     /// use adverb_proto::trace::{ClockOrigin, RecorderOptions};

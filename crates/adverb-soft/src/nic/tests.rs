@@ -113,7 +113,7 @@ impl<'a> End<'a> {
         self.nic.post_sends(self.qpn, [(request, None)])
     }
 
-    fn receive(&self, wr_id: u64, segments: &[Segment]) -> Result<(), BatchPostError> {
+    fn post_recv(&self, wr_id: u64, segments: &[Segment]) -> Result<(), BatchPostError> {
         self.nic.post_recvs(self.qpn, [RecvRequest { wr_id, tag: 0, segments }])
     }
 
@@ -161,7 +161,7 @@ fn every_operation_works_between_two_queue_pairs_of_one_nic() {
     let (one, other) = pair(&nic);
     let (here, there) = (Area::new(&nic, one.pd, 8192), Area::new(&nic, other.pd, 8192));
     here.fill(1);
-    other.receive(1, &[there.segment(8, 4096)]).unwrap();
+    other.post_recv(1, &[there.segment(8, 4096)]).unwrap();
     one.send(2, SendOperation::Send, &[here.segment(0, 3000)]).unwrap();
     let received = other.completion();
     assert_eq!((received.wr_id, received.outcome.unwrap().length), (1, 3000));
@@ -197,7 +197,7 @@ fn datagrams_deliver_the_grh_and_inline_bytes() {
         nic.modify_qp(end.qpn, &Transition::ReadyToSend(ReadyToSend::unreliable(Psn::wrapping(5)))).unwrap();
     }
     let there = Area::new(&nic, other.pd, 64);
-    other.receive(1, &[there.segment(0, 64)]).unwrap();
+    other.post_recv(1, &[there.segment(0, 64)]).unwrap();
     for address in nic.addresses() {
         let handle = nic.path(*address, *address, 0xc001).unwrap();
         let request = SendRequest {
@@ -213,7 +213,7 @@ fn datagrams_deliver_the_grh_and_inline_bytes() {
         let received = other.completion().outcome.unwrap();
         assert_eq!(received.length, 48);
         assert_eq!(there.values()[5], u64::from_ne_bytes(*b"datagram"));
-        other.receive(1, &[there.segment(0, 64)]).unwrap();
+        other.post_recv(1, &[there.segment(0, 64)]).unwrap();
     }
 }
 
@@ -239,7 +239,7 @@ fn an_armed_queue_delivers_one_event() {
     let area = Area::new(&nic, other.pd, 64);
     nic.arm_cq(other.cq, ArmFor::Solicited).unwrap();
     for _ in 0..3 {
-        other.receive(1, &[area.segment(0, 64)]).unwrap();
+        other.post_recv(1, &[area.segment(0, 64)]).unwrap();
     }
     one.send(1, SendOperation::Send, &[]).unwrap();
     assert!(!other.channel.take().unwrap(), "an event of a message that is not solicited");
@@ -268,7 +268,7 @@ fn event_delivery_time_is_independent_of_the_number_of_queues() {
         let (one, other) = pair(&nic);
         let area = Area::new(&nic, other.pd, 64);
         let attempt = |_| {
-            other.receive(1, &[area.segment(0, 64)]).unwrap();
+            other.post_recv(1, &[area.segment(0, 64)]).unwrap();
             nic.arm_cq(other.cq, ArmFor::Any).unwrap();
             let start = Instant::now();
             one.send(1, SendOperation::Send, &[]).unwrap();
@@ -356,12 +356,12 @@ fn a_completion_queue_is_not_resized_below_its_completion_count() {
     let nic = loopback();
     let (one, other) = pair(&nic);
     for _ in 0..3 {
-        other.receive(1, &[]).unwrap();
+        other.post_recv(1, &[]).unwrap();
         one.send(1, SendOperation::Send, &[]).unwrap();
     }
     assert_eq!(nic.resize_cq(one.cq, 2), Err(Error::InvalidCompletionQueue));
     nic.resize_cq(one.cq, 3).unwrap();
-    other.receive(1, &[]).unwrap();
+    other.post_recv(1, &[]).unwrap();
     one.send(1, SendOperation::Send, &[]).unwrap();
     assert_eq!(nic.next_event(), Some(NicEvent::Queue(QueueEvent::CqOverflow(one.cq))));
 }
@@ -514,7 +514,7 @@ fn poll_of_another_queue_delivers_the_event_of_an_armed_one() {
     other.connect(&one);
     let unrelated = End::new(&second, Transport::Rc);
     for round in 0..200 {
-        other.receive(1, &[]).unwrap();
+        other.post_recv(1, &[]).unwrap();
         second.arm_cq(other.cq, ArmFor::Any).unwrap();
         one.send(2, SendOperation::Send, &[]).unwrap();
         // Usually this poll receives the packet, before the progress thread does.
@@ -547,7 +547,7 @@ fn a_waiting_caller_is_woken_and_drives_the_link_only_while_it_waits() {
             assert!(start.elapsed() < TEST_TIMEOUT, "packets still wake the progress thread");
         }
         assert!(!waiter.is_finished());
-        other.receive(2, &[]).unwrap();
+        other.post_recv(2, &[]).unwrap();
         one.send(3, SendOperation::Send, &[]).unwrap();
         assert!(waiter.join().unwrap().unwrap());
     });
@@ -606,7 +606,7 @@ fn one_waiting_caller_drives_the_link_and_others_only_wait() {
         }
         second.arm_cq(other.cq, ArmFor::Any).unwrap();
         let waiter = scope.spawn(|| second.wait(&other.channel, Some(TEST_TIMEOUT)));
-        other.receive(1, &[]).unwrap();
+        other.post_recv(1, &[]).unwrap();
         one.send(2, SendOperation::Send, &[]).unwrap();
         assert!(waiter.join().unwrap().unwrap(), "the driving caller delivers no event");
         assert!(second.shared.engine.lock().schedule.has_waiting_caller());
@@ -626,7 +626,7 @@ fn a_polled_message_is_acknowledged_without_another_poll() {
     let there = Area::new(&second, other.pd, 64);
     for round in 0..20 {
         here.fill(round);
-        other.receive(round, &[there.segment(0, 64)]).unwrap();
+        other.post_recv(round, &[there.segment(0, 64)]).unwrap();
         one.send(round, SendOperation::Send, &[here.segment(0, 64)]).unwrap();
         assert!(other.completion().outcome.is_ok());
         assert!(there.values() == here.values());
@@ -643,11 +643,11 @@ fn an_acknowledgement_is_sent_with_the_response() {
     let here = Area::new(&first, one.pd, 64);
     let there = Area::new(&second, other.pd, 64);
     const ROUNDS: usize = 10;
-    let batches_of_two = || {
+    let count_batches_of_two = || {
         batches.lock().clear();
         for _ in 0..ROUNDS {
-            other.receive(1, &[there.segment(0, 8)]).unwrap();
-            one.receive(1, &[here.segment(0, 8)]).unwrap();
+            other.post_recv(1, &[there.segment(0, 8)]).unwrap();
+            one.post_recv(1, &[here.segment(0, 8)]).unwrap();
             one.send(2, SendOperation::Send, &[here.segment(0, 8)]).unwrap();
             while other.completion().wr_id != 1 {}
             other.send(2, SendOperation::Send, &[there.segment(0, 8)]).unwrap();
@@ -658,7 +658,7 @@ fn an_acknowledgement_is_sent_with_the_response() {
     // If the test has to wait for a CPU, the progress thread sends the acknowledgement before the response. So a
     // busy machine needs several attempts.
     let start = Instant::now();
-    while batches_of_two() <= ROUNDS / 2 {
+    while count_batches_of_two() <= ROUNDS / 2 {
         assert!(start.elapsed() < TEST_TIMEOUT, "{:?}", batches.lock());
     }
 }
@@ -671,7 +671,7 @@ fn assert_acknowledged_before(end: impl FnOnce(&End<'_>)) {
         let other = End::new(&second, Transport::Rc);
         one.connect(&other);
         other.connect(&one);
-        other.receive(1, &[]).unwrap();
+        other.post_recv(1, &[]).unwrap();
         one.send(2, SendOperation::Send, &[]).unwrap();
         assert!(other.completion().outcome.is_ok());
         end(&other);
@@ -718,7 +718,7 @@ fn assert_all_requests_complete(mode: WireMode) {
     other.connect(&one);
     let here = Area::new(&first, one.pd, 64);
     for wr_id in 0..5 {
-        one.receive(wr_id, &[here.segment(0, 64)]).unwrap();
+        one.post_recv(wr_id, &[here.segment(0, 64)]).unwrap();
     }
     *wire_mode.lock() = Some(mode);
     first.arm_cq(one.cq, ArmFor::Any).unwrap();
@@ -732,7 +732,7 @@ fn assert_all_requests_complete(mode: WireMode) {
     }
     assert_eq!(completed, [(0, true), (1, false), (2, false), (3, false), (4, false)]);
     assert_eq!(one.poll(), None);
-    assert_eq!(one.receive(6, &[]).unwrap_err().error, Error::NicFailed);
+    assert_eq!(one.post_recv(6, &[]).unwrap_err().error, Error::NicFailed);
     assert_eq!(one.send(6, SendOperation::Send, &[]).unwrap_err().error, Error::NicFailed);
     assert_eq!(first.create_domain(), Err(Error::NicFailed));
     let events: Vec<NicEvent> = std::iter::from_fn(|| first.next_event()).collect();

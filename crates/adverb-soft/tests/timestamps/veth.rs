@@ -1,5 +1,5 @@
 //! A veth pair between two network namespaces: the timestamps of the NICs, compared with those of the kernel's packet
-//! sockets. Needs root and `ip`.
+//! sockets. The test needs root and `ip`.
 
 use std::collections::HashMap;
 use std::io::IoSliceMut;
@@ -33,7 +33,7 @@ const MAX_ERROR: Duration = Duration::from_micros(2);
 const HERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const THERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 
-fn ip(line: &str) {
+fn run_ip(line: &str) {
     let output = Command::new("ip").args(line.split_whitespace()).output().unwrap();
     assert!(output.status.success(), "ip {line}: {}", String::from_utf8_lossy(&output.stderr));
 }
@@ -45,7 +45,7 @@ struct Host {
 }
 
 /// Opens the host at `address`, which an interface of the namespace must have.
-fn host(address: Ipv4Addr) -> Host {
+fn open_host(address: Ipv4Addr) -> Host {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let packet_socket =
         socket(AddressFamily::Packet, SockType::Datagram, flags, SockProtocol::EthAll).unwrap();
@@ -107,7 +107,7 @@ fn nanos(from: Instant, to: Instant) -> i64 {
         - from.saturating_duration_since(to).as_nanos() as i64
 }
 
-fn summary(name: &str, mut values: Vec<i64>) -> (i64, i64, i64) {
+fn print_summary(name: &str, mut values: Vec<i64>) -> (i64, i64, i64) {
     values.sort_unstable();
     let quantile = |permille: usize| values[(values.len() - 1) * permille / 1000];
     println!("{name}: median {} ns, 99 % {} ns, {} to {} ns", quantile(500), quantile(990), quantile(0), quantile(1000));
@@ -124,7 +124,7 @@ fn timestamps_are_those_of_the_kernel() {
         let id = std::fs::read_link("/proc/thread-self").unwrap();
         let id: u32 = id.file_name().unwrap().to_str().unwrap().parse().unwrap();
         id_sender.send(unshared.map(|()| id)).unwrap();
-        start_receiver.recv().ok().map(|()| host(THERE))
+        start_receiver.recv().ok().map(|()| open_host(THERE))
     });
     let id = match (unshare(CloneFlags::CLONE_NEWNET), id_receiver.recv().unwrap()) {
         (Ok(()), Ok(id)) => id,
@@ -133,10 +133,10 @@ fn timestamps_are_those_of_the_kernel() {
             return;
         }
     };
-    ip(&format!("link add here type veth peer name there netns {id}"));
-    ip(&format!("addr add {HERE}/24 dev here"));
-    ip("link set here up");
-    ip("link set lo up");
+    run_ip(&format!("link add here type veth peer name there netns {id}"));
+    run_ip(&format!("addr add {HERE}/24 dev here"));
+    run_ip("link set here up");
+    run_ip("link set lo up");
     let namespace = format!("/proc/{id}/ns/net");
     for line in ["link set there up", "link set lo up", &format!("addr add {THERE}/24 dev there")] {
         let output = Command::new("nsenter")
@@ -149,7 +149,7 @@ fn timestamps_are_those_of_the_kernel() {
     }
     start_sender.send(()).unwrap();
     let there = other.join().unwrap().unwrap();
-    let here = host(HERE);
+    let here = open_host(HERE);
     here.node.connect(&there.node);
     there.node.connect(&here.node);
     // The kernel starts to stamp packets after a short time, and the address is resolved with the first packet.
@@ -181,13 +181,13 @@ fn timestamps_are_those_of_the_kernel() {
         latencies.push(nanos(sent, received));
     }
     println!("{} packets", receives.len());
-    let (min, _, max) = summary("receive timestamp after the kernel's", receives);
+    let (min, _, max) = print_summary("receive timestamp after the kernel's", receives);
     let error = MAX_ERROR.as_nanos() as i64;
     assert!(min >= -error && max <= error, "the receive timestamps are wrong");
-    let (min, median, _) = summary("send timestamp before the kernel passes the packet to the device", sends);
+    let (min, median, _) = print_summary("send timestamp before the kernel passes the packet to the device", sends);
     assert!(min >= -error, "a packet was stamped after it was sent");
     // Debug builds and busy machines take longer, but not that much longer.
     assert!(median < 1_000_000, "the send timestamps are far too early");
-    let (min, ..) = summary("receive timestamp after the send timestamp", latencies);
+    let (min, ..) = print_summary("receive timestamp after the send timestamp", latencies);
     assert!(min >= -error, "a packet was received before it was sent");
 }

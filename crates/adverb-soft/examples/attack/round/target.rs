@@ -19,7 +19,7 @@ pub(super) struct Target {
     remote: IpAddr,
     /// The index of the attacker.
     pub(super) sender: usize,
-    /// The number of the queue pair that it sends to.
+    /// The number of the attacker's queue pair, to which the target sends.
     pub(super) peer: Qpn,
     pub(super) attacker_state: AttackerState,
 }

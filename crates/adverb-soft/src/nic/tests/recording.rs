@@ -88,7 +88,7 @@ fn flight_recorder_stops_at_the_first_failure_and_announces_it() {
     let bad = RemoteAddress { addr: 0, rkey: 1 };
     for _ in 0..100 {
         a.send(1, SendOperation::Send, &[]).unwrap_or_else(|error| panic!("{error}"));
-        b.receive(2, &[]).unwrap();
+        b.post_recv(2, &[]).unwrap();
         assert!(a.completion().outcome.is_ok() && b.completion().outcome.is_ok());
     }
     assert!(!stopped.take().unwrap());
