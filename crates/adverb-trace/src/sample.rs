@@ -39,10 +39,10 @@ pub(crate) fn trace() -> Trace {
     sample.write_with_loss();
     sample.read();
     sample.swap();
-    sample.rejected_write();
-    sample.other_packets();
-    sample.other_requests();
-    sample.other_events();
+    sample.add_rejected_write();
+    sample.add_other_packets();
+    sample.add_other_requests();
+    sample.add_other_events();
     sample.trace
 }
 
@@ -106,7 +106,7 @@ impl Sample {
         Sample { trace, cq, srq }
     }
 
-    /// Adds a send request of the client that was posted at a time, and is polled 40 µs later.
+    /// Adds a send request of the client that is posted at `micros` and polled 40 µs later.
     fn post(&mut self, micros: u64, operation: SendOperation, length: u64, psn_range: PsnRange) -> RequestId {
         let number = self.trace.requests.iter().filter(|request| request.device == CLIENT).count() as u32;
         let id = RequestId(self.trace.requests.len());
@@ -147,8 +147,8 @@ impl Sample {
         id
     }
 
-    /// Adds a packet from one device, sent at a time on the client's clock and received 3 µs later.
-    fn packet(
+    /// Adds a packet that `sender` sends at `micros` on the client's clock, and that is received 3 µs later.
+    fn add_packet(
         &mut self,
         micros: u64,
         sender: DeviceId,
@@ -200,13 +200,13 @@ impl Sample {
         }
     }
 
-    fn ack(&mut self, micros: u64, psns: PsnRange, acked_requests: Vec<RequestId>) {
+    fn add_ack(&mut self, micros: u64, psns: PsnRange, acked_requests: Vec<RequestId>) {
         let aeth = Aeth { syndrome: Syndrome::Ack(Credits::UNLIMITED), msn: 1 };
         if let [request] = acked_requests[..] {
             self.trace.requests[request.0].acks.push(PacketId(self.trace.packets.len() + 1));
         }
         let role = PacketRole::Ack { acked_psns: Some(psns), acked_requests };
-        self.packet(micros, SERVER, Operation::Rc(Rc::Acknowledge(aeth)), psns.last, Payload::Len(0), role);
+        self.add_packet(micros, SERVER, Operation::Rc(Rc::Acknowledge(aeth)), psns.last, Payload::Len(0), role);
     }
 
     fn send(&mut self) {
@@ -214,8 +214,8 @@ impl Sample {
         let request = self.post(10, SendOperation::SendWithImm(0xabcd), 5, only(psn));
         let operation = Operation::Rc(Rc::Send(Send::Only(Some(0xabcd))));
         let role = PacketRole::Request(Some(request));
-        self.packet(12, CLIENT, operation, psn, Payload::Part(5, b"hello"), role);
-        self.ack(20, only(psn), vec![request]);
+        self.add_packet(12, CLIENT, operation, psn, Payload::Part(5, b"hello"), role);
+        self.add_ack(20, only(psn), vec![request]);
     }
 
     fn write_with_loss(&mut self) {
@@ -230,7 +230,7 @@ impl Sample {
             let operation = Operation::Rc(Rc::Write(write));
             let psn = Psn::wrapping(index as u32);
             let payload = Payload::Part(lens[index], &[0xee; 64]);
-            self.packet(112 + index as u64, CLIENT, operation, psn, payload, role.clone());
+            self.add_packet(112 + index as u64, CLIENT, operation, psn, payload, role.clone());
             if index == 1 {
                 // The packet is lost: it has no copy at the server.
                 self.trace.packets.pop();
@@ -246,20 +246,20 @@ impl Sample {
             acked_requests: vec![request],
             nacked_request: Some(request),
         };
-        self.packet(118, SERVER, nak, Psn::wrapping(1), Payload::Len(0), nak_role);
+        self.add_packet(118, SERVER, nak, Psn::wrapping(1), Payload::Len(0), nak_role);
         let retransmission = |time, cause| Retransmission { time: at(time), psn: Psn::wrapping(1), cause };
         self.trace.requests[request.0].retransmissions =
             vec![retransmission(122, RetryCause::SequenceNak), retransmission(125, RetryCause::Timeout)];
         for (index, micros, cause) in [(1, 123, RetryCause::SequenceNak), (2, 126, RetryCause::Timeout)] {
             let operation = Operation::Rc(Rc::Write(packets[index]));
             let psn = Psn::wrapping(index as u32);
-            self.packet(micros, CLIENT, operation, psn, Payload::Len(lens[index]), role.clone());
+            self.add_packet(micros, CLIENT, operation, psn, Payload::Len(lens[index]), role.clone());
             self.trace.packets.iter_mut().rev().take(2).for_each(|packet| {
                 packet.is_retransmission = true;
                 packet.retry_cause = Some(cause);
             });
         }
-        self.ack(130, PsnRange { first: Psn::wrapping(1), last: Psn::wrapping(2) }, vec![request]);
+        self.add_ack(130, PsnRange { first: Psn::wrapping(1), last: Psn::wrapping(2) }, vec![request]);
     }
 
     fn read(&mut self) {
@@ -268,13 +268,13 @@ impl Sample {
         let request = self.post(210, SendOperation::Read(remote), 1500, psns);
         let reth = Reth { va: remote.addr, rkey: remote.rkey, length: 1500 };
         let role = PacketRole::Request(Some(request));
-        self.packet(212, CLIENT, Operation::Rc(Rc::ReadRequest(reth)), psns.first, Payload::Len(0), role);
+        self.add_packet(212, CLIENT, Operation::Rc(Rc::ReadRequest(reth)), psns.first, Payload::Len(0), role);
         let aeth = Aeth { syndrome: Syndrome::Ack(Credits::UNLIMITED), msn: 3 };
         let responses = [(ReadResponse::First(aeth), 1024), (ReadResponse::Last(aeth), 476)];
         for (index, (response, len)) in (0..).zip(responses) {
             let role = PacketRole::Response(Some(request));
             let operation = Operation::Rc(Rc::ReadResponse(response));
-            self.packet(
+            self.add_packet(
                 220 + u64::from(index),
                 SERVER,
                 operation,
@@ -292,13 +292,13 @@ impl Sample {
         let request = self.post(310, SendOperation::CompareSwap { remote, compare, swap }, 8, only(psn));
         let atomic = CompareSwap { va: remote.addr, rkey: 5, swap, compare };
         let role = PacketRole::Request(Some(request));
-        self.packet(312, CLIENT, Operation::Rc(Rc::CompareSwap(atomic)), psn, Payload::Len(0), role);
+        self.add_packet(312, CLIENT, Operation::Rc(Rc::CompareSwap(atomic)), psn, Payload::Len(0), role);
         let aeth = Aeth { syndrome: Syndrome::Ack(Credits::UNLIMITED), msn: 4 };
         let operation = Operation::Rc(Rc::AtomicAcknowledge(aeth, u64::MAX - 1));
-        self.packet(320, SERVER, operation, psn, Payload::Len(0), PacketRole::Response(Some(request)));
+        self.add_packet(320, SERVER, operation, psn, Payload::Len(0), PacketRole::Response(Some(request)));
     }
 
-    fn rejected_write(&mut self) {
+    fn add_rejected_write(&mut self) {
         let psn = Psn::wrapping(6);
         let remote = RemoteAddress { addr: 0xdead_0000, rkey: 0xbad };
         let request = self.post(410, SendOperation::Write(remote), 0, only(psn));
@@ -308,7 +308,7 @@ impl Sample {
         let reth = Reth { va: remote.addr, rkey: remote.rkey, length: 0 };
         let role = PacketRole::Request(Some(request));
         let operation = Operation::Rc(Rc::Write(Write::Only(reth, None)));
-        self.packet(412, CLIENT, operation, psn, Payload::Len(0), role);
+        self.add_packet(412, CLIENT, operation, psn, Payload::Len(0), role);
         for (micros, syndrome) in
             [(418, Syndrome::RnrNak(RnrTimer::new(14).unwrap())), (420, Syndrome::Nak(NakCode::RemoteAccess))]
         {
@@ -319,31 +319,31 @@ impl Sample {
                 acked_requests: Vec::new(),
                 nacked_request: Some(request),
             };
-            self.packet(micros, SERVER, operation, psn, Payload::Len(0), role);
+            self.add_packet(micros, SERVER, operation, psn, Payload::Len(0), role);
         }
     }
 
-    fn other_packets(&mut self) {
+    fn add_other_packets(&mut self) {
         let datagram = Operation::Ud(Ud { qkey: 0x8001_0000, source_qp: Qpn::GSI, immediate: None });
         // A REQ's first 36 bytes: the header of a management datagram, its attribute, and a communication id.
         let mut mad = [0_u8; 36];
         mad[..4].copy_from_slice(&[1, 7, 2, 3]);
         mad[16..18].copy_from_slice(&0x10_u16.to_be_bytes());
         let role = PacketRole::Cm { message: Some("REQ") };
-        self.packet(500, CLIENT, datagram, Psn::ZERO, Payload::Part(256, &mad), role);
-        self.packet(510, CLIENT, datagram, Psn::ZERO, Payload::Len(256), PacketRole::Cm { message: None });
+        self.add_packet(500, CLIENT, datagram, Psn::ZERO, Payload::Part(256, &mad), role);
+        self.add_packet(510, CLIENT, datagram, Psn::ZERO, Payload::Len(256), PacketRole::Cm { message: None });
         self.trace.packets.iter_mut().rev().take(4).for_each(|packet| {
             packet.header.dest_qp = Qpn::GSI;
             packet.qpn = Qpn::GSI;
         });
-        self.packet(520, SERVER, Operation::Cnp, Psn::ZERO, Payload::Len(0), PacketRole::Cnp);
+        self.add_packet(520, SERVER, Operation::Cnp, Psn::ZERO, Payload::Len(0), PacketRole::Cnp);
         let nothing_new = PacketRole::Ack { acked_psns: None, acked_requests: Vec::new() };
         let aeth = Aeth { syndrome: Syndrome::Ack(Credits::at_most(4)), msn: 4 };
         let ack = Operation::Rc(Rc::Acknowledge(aeth));
-        self.packet(530, SERVER, ack, Psn::wrapping(5), Payload::Len(0), nothing_new);
+        self.add_packet(530, SERVER, ack, Psn::wrapping(5), Payload::Len(0), nothing_new);
         self.trace.packets.last_mut().unwrap().dropped = Some(DropReason::WrongIcrc);
         let acked_requests = (0..5).map(RequestId).collect();
-        self.ack(540, PsnRange { first: Psn::MAX, last: Psn::wrapping(6) }, acked_requests);
+        self.add_ack(540, PsnRange { first: Psn::MAX, last: Psn::wrapping(6) }, acked_requests);
 
         // Packets of a device whose peer was not recorded.
         let send = Operation::Rc(Rc::Send(Send::Only(None)));
@@ -370,7 +370,7 @@ impl Sample {
     }
 
     /// Adds receives, and a send that was posted before the recording and has not completed.
-    fn other_requests(&mut self) {
+    fn add_other_requests(&mut self) {
         let first_far = self.trace.packets.iter().position(|packet| packet.device == FAR).unwrap();
         let queues = [(SERVER, QPS[1], Some(0)), (FAR, 0x77, None)];
         for (device, qpn, peer) in queues {
@@ -448,7 +448,7 @@ impl Sample {
         self.trace.requests.push(earlier);
     }
 
-    fn other_events(&mut self) {
+    fn add_other_events(&mut self) {
         let qpn = Qpn::truncate(QPS[0]);
         let events = [
             TraceEvent::StateChanged { qpn, from: QpState::Init, to: QpState::ReadyToReceive },

@@ -37,8 +37,8 @@ fn tag_of_peer(trace: &Trace, request: &Request) -> Option<u64> {
 fn datagram_world() -> World {
     let mut world = World::new([Side::new(1, Transport::Ud), Side::new(2, Transport::Ud)], Faults::NONE, 1);
     let now = world.now;
-    world.sides[0].open(now, 0xff_fffe);
-    world.sides[1].open(now, 50);
+    world.sides[0].start_datagrams(now, 0xff_fffe);
+    world.sides[1].start_datagrams(now, 50);
     world
 }
 
@@ -101,7 +101,7 @@ fn multicast_datagram_has_several_receivers() {
     let config = QpConfig::new(Transport::Ud, side.pd, side.cq, side.cq);
     let second = side.device.create_qp(config, || random.next() as u32).unwrap();
     side.qpn = second;
-    side.open(now, 60);
+    side.start_datagrams(now, 60);
     let group: std::net::IpAddr = "239.1.2.3".parse().unwrap();
     for (tag, qpn) in [first, second].into_iter().enumerate() {
         side.device.attach_multicast(qpn, group.into()).unwrap();

@@ -29,7 +29,7 @@ impl SendSequence {
         }
     }
 
-    /// Extends a sequence number to the nearest number of 64 bits.
+    /// Extends a sequence number to 64 bits: to the number that is nearest to the newest one.
     pub(super) fn extend(&self, psn: Psn) -> u64 {
         match self.newest {
             Some((newest, number)) => number.saturating_add_signed(i64::from(psn.since(newest))),

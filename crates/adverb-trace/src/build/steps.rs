@@ -100,7 +100,7 @@ impl Steps<'_> {
             replaceable: HashMap::new(),
             datagram: None,
             arriving: None,
-            // Packets after an earlier connection were overwritten, so that its first sequence numbers are long past.
+            // The packets after an earlier connection were overwritten, so its first sequence numbers are out of date.
             has_current_psns: lost_count == 0,
         };
         for (time, event) in earlier_connections {

@@ -38,10 +38,10 @@ pub(super) fn write(trace: &Trace, out: &mut impl Write) -> io::Result<()> {
 /// in strings, where they can be escaped.
 fn write_escaped(text: &[u8], out: &mut impl Write) -> io::Result<()> {
     let mut rest = text;
-    let special = |text: &[u8]| {
+    let special_position = |text: &[u8]| {
         text.iter().position(|byte| matches!(byte, b'<' | b'>' | b'&') || *byte == LINE_SEPARATOR[0])
     };
-    while let Some(at) = special(rest) {
+    while let Some(at) = special_position(rest) {
         out.write_all(&rest[..at])?;
         rest = &rest[at..];
         let len = match rest {
@@ -73,15 +73,15 @@ fn append(trace: &Trace, json: &mut JsonText) {
     let mut strings = Strings::default();
     let context = Context { trace, ordered: &ordered, ends };
     json.begin_object().field("rowLimit", ROW_LIMIT);
-    append_list(json, "devices", trace.devices.iter().enumerate(), |json, device| context.device(json, device));
+    append_list(json, "devices", trace.devices.iter().enumerate(), |json, device| context.append_device(json, device));
     append_list(json, "ends", &ends.list, append_end);
-    append_list(json, "requests", &trace.requests, |json, request| context.request(json, request));
+    append_list(json, "requests", &trace.requests, |json, request| context.append_request(json, request));
     append_list(json, "packets", trace.packets.iter().zip(deliveries), |json, (packet, delivery)| {
-        context.packet(json, packet, *delivery, &mut strings);
+        context.append_packet(json, packet, *delivery, &mut strings);
     });
     let completers = Completers::new(trace);
     append_list(json, "otherEvents", &trace.other_events, |json, timed| {
-        context.other_event(json, timed, &completers);
+        context.append_other_event(json, timed, &completers);
     });
     append_list(json, "doorbells", &ordered.doorbells, |json, doorbell| {
         json.begin_array().value(Index(ends.index(doorbell.device, doorbell.qpn)));
@@ -113,7 +113,7 @@ impl Context<'_> {
         self.ordered.nanos(self.trace, device, time)
     }
 
-    fn device(&self, json: &mut JsonText, (index, device): (usize, &Device)) {
+    fn append_device(&self, json: &mut JsonText, (index, device): (usize, &Device)) {
         let clock = self.ordered.clocks.of(DeviceId(index));
         let origin = self.ordered.origins.get(clock).copied().unwrap_or_default();
         let unix =
@@ -124,7 +124,7 @@ impl Context<'_> {
         json.field("lostCount", device.lost_count).field("stopCause", Text(device.stop_cause)).end_object();
     }
 
-    fn request(&self, json: &mut JsonText, request: &Request) {
+    fn append_request(&self, json: &mut JsonText, request: &Request) {
         json.begin_array().value(request.device.0);
         json.value(Index(request.qpn.and_then(|qpn| self.ends.index(request.device, qpn))));
         json.value(u8::from(request.queue == Queue::Recv))
@@ -163,7 +163,7 @@ impl Context<'_> {
         json.end_array();
     }
 
-    fn packet(&self, json: &mut JsonText, packet: &Packet, delivery: Delivery, strings: &mut Strings) {
+    fn append_packet(&self, json: &mut JsonText, packet: &Packet, delivery: Delivery, strings: &mut Strings) {
         let header = &packet.header;
         let flags = [
             packet.direction == Direction::Out,
@@ -203,7 +203,7 @@ impl Context<'_> {
         json.value(packet.retry_cause.map(|cause| strings.index(&cause.to_string()))).end_array();
     }
 
-    fn other_event(&self, json: &mut JsonText, timed: &TimedEvent, completers: &Completers) {
+    fn append_other_event(&self, json: &mut JsonText, timed: &TimedEvent, completers: &Completers) {
         let TimedEvent { device, time, event } = timed;
         let text = texts::other_event(event);
         let qpn = event.qpn().or_else(|| completers.qpn(*device, *time, event));

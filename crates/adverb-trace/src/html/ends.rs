@@ -127,7 +127,7 @@ impl Delivery {
 
 /// Returns the delivery of each packet, and for each other event whether it is the drop of a packet.
 pub(super) fn deliveries(trace: &Trace, ends: &Ends, clocks: &Clocks) -> (Vec<Delivery>, Vec<bool>) {
-    // The first and the last packet of each queue pair that arrived. Between them, the peer was recorded.
+    // For each queue pair, the first and the last of its packets that arrived. Between them, the peer was recorded.
     let mut arrived: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
     let end_of = |packet: &Packet| ends.index(packet.device, packet.qpn);
     for (index, packet) in trace.packets.iter().enumerate() {

@@ -282,14 +282,14 @@ impl<'a> Merge<'a> {
             let step = self.lists[clock][self.next[clock]];
             self.next[clock] += 1;
             match step {
-                Step::Packet(index) => self.packet(index, clock),
+                Step::Packet(index) => self.merge_packet(index, clock),
                 step => self.steps.push(step),
             }
         }
         self.is_active[clock] = false;
     }
 
-    fn packet(&mut self, index: usize, clock: usize) {
+    fn merge_packet(&mut self, index: usize, clock: usize) {
         if self.is_merged[index] {
             return;
         }

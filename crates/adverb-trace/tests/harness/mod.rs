@@ -126,7 +126,7 @@ impl Side {
     }
 
     /// Makes a datagram queue pair ready to send.
-    pub(crate) fn open(&mut self, now: Time, psn: u32) {
+    pub(crate) fn start_datagrams(&mut self, now: Time, psn: u32) {
         self.modify(now, Transition::Init(Init::datagrams(QKEY)));
         self.modify(now, Transition::ReadyToReceiveUd);
         self.start_sending(now, psn);
