@@ -22,8 +22,8 @@ impl Trace {
     /// - Each queue of requests is a track, on which each request is a slice from its post to its completion. Slices in it
     ///   show how long the request was queued and on the wire. After it, a slice shows how long the completion was
     ///   pending, until the application polled it.
-    /// - Each queue pair is a track of its packets and of its other events. The names of retransmissions, NAKs and dropped
-    ///   packets say so.
+    /// - Each queue pair is a track of its packets and of its other events. The name of a packet contains whether it is a
+    ///   retransmission, a NAK or a dropped packet.
     /// - An arrow connects each packet that was sent with the same packet received, if both devices
     ///   [share a clock](Trace::share_clock).
     ///
@@ -55,12 +55,12 @@ impl Trace {
             out: BufWriter::with_capacity(1 << 16, out),
         };
         writer.out.write_all(b"{\"traceEvents\":[\n")?;
-        writer.devices()?;
+        writer.write_devices()?;
         for (index, request) in self.requests.iter().enumerate() {
-            writer.request(index, request)?;
+            writer.write_request(index, request)?;
         }
-        writer.packets()?;
-        writer.other_events()?;
+        writer.write_packets()?;
+        writer.write_other_events()?;
         writer.out.write_all(b"\n]}\n")?;
         writer.out.flush()
     }
@@ -115,7 +115,7 @@ struct Writer<'a, W: Write> {
 
 impl<W: Write> Writer<'_, W> {
     /// Writes an event: its phase, name and process, and the fields that `fill` appends.
-    fn event(
+    fn write_event(
         &mut self,
         phase: &str,
         name: impl JsonValue,
@@ -134,7 +134,7 @@ impl<W: Write> Writer<'_, W> {
         })
     }
 
-    fn devices(&mut self) -> io::Result<()> {
+    fn write_devices(&mut self) -> io::Result<()> {
         for (index, device) in self.trace.devices.iter().enumerate() {
             let id = DeviceId(index);
             let mut name = device.name.clone();
@@ -151,10 +151,10 @@ impl<W: Write> Writer<'_, W> {
             if device.lost_count > 0 {
                 name.push_str(&format!(" ({} events lost)", device.lost_count));
             }
-            self.event("M", "process_name", id, |json| {
+            self.write_event("M", "process_name", id, |json| {
                 json.key("args").begin_object().field("name", name.as_str()).end_object();
             })?;
-            self.event("M", "process_sort_index", id, |json| {
+            self.write_event("M", "process_sort_index", id, |json| {
                 json.key("args").begin_object().field("sort_index", index).end_object();
             })?;
         }
@@ -170,7 +170,7 @@ impl<W: Write> Writer<'_, W> {
                 Track::Qp(qpn) => format!("qp {qpn} packets"),
                 Track::RecvQueue(queue) => queue.to_string(),
             };
-            self.event("M", "thread_name", device, |json| {
+            self.write_event("M", "thread_name", device, |json| {
                 json.field("tid", thread);
                 json.key("args").begin_object().field("name", name.as_str()).end_object();
             })?;
@@ -186,7 +186,7 @@ impl<W: Write> Writer<'_, W> {
 
     /// Writes the slices of a request. They are asynchronous, because the requests of a queue overlap. Viewers put slices
     /// whose outermost slice has one name on one track; therefore, the outermost slice has the name of the queue.
-    fn request(&mut self, index: usize, request: &Request) -> io::Result<()> {
+    fn write_request(&mut self, index: usize, request: &Request) -> io::Result<()> {
         let device = request.device;
         let Some(posted) = times(request).min() else { return Ok(()) };
         let track = match (request.qpn, request.posted.and_then(|posted| posted.recv_queue)) {
@@ -257,7 +257,7 @@ impl<W: Write> Writer<'_, W> {
         slices.end(&*queue, polled.unwrap_or(completed))
     }
 
-    fn packets(&mut self) -> io::Result<()> {
+    fn write_packets(&mut self) -> io::Result<()> {
         let trace = self.trace;
         let comments = Comments::new(trace);
         let mut comment = String::new();
@@ -267,19 +267,19 @@ impl<W: Write> Writer<'_, W> {
             let time = self.since_start(device, packet.time);
             comment.clear();
             comments.write(PacketId(index), &mut comment);
-            self.event("i", PacketName(packet), device, |json| {
+            self.write_event("i", PacketName(packet), device, |json| {
                 json.field("cat", "packet").field("tid", thread).field("ts", Micros(time)).field("s", "t");
                 json.key("args").begin_object().field("packet", index).field("comment", comment.as_str());
                 json.field("header", Text(packet.header)).field("payload_len", packet.payload_len);
                 json.end_object();
             })?;
-            let Some(peer) = packet.peer_packet.filter(|peer| self.is_arrow(packet, *peer)) else { continue };
-            // An arrow has the number of the packet that was sent, and starts or ends at the instant before it.
+            let Some(peer) = packet.peer_packet.filter(|peer| self.has_arrow(packet, *peer)) else { continue };
+            // An arrow has the number of the packet that was sent, and starts or ends at the instant event before it.
             let (phase, id) = match packet.direction {
                 Direction::Out => ("s", index),
                 Direction::In => ("f", peer.0),
             };
-            self.event(phase, "packet", device, |json| {
+            self.write_event(phase, "packet", device, |json| {
                 json.field("cat", "packet").field("tid", thread).field("ts", Micros(time)).field("id", id);
                 if packet.direction == Direction::In {
                     json.field("bp", "e");
@@ -290,7 +290,7 @@ impl<W: Write> Writer<'_, W> {
     }
 
     /// Whether an arrow connects the two copies of a packet: both name the other, and have one clock.
-    fn is_arrow(&self, packet: &Packet, peer: PacketId) -> bool {
+    fn has_arrow(&self, packet: &Packet, peer: PacketId) -> bool {
         self.trace.packet(peer).is_some_and(|peer| {
             peer.direction != packet.direction
                 && peer
@@ -300,7 +300,7 @@ impl<W: Write> Writer<'_, W> {
         })
     }
 
-    fn other_events(&mut self) -> io::Result<()> {
+    fn write_other_events(&mut self) -> io::Result<()> {
         let trace = self.trace;
         for timed in &trace.other_events {
             let device = timed.device;
@@ -309,7 +309,7 @@ impl<W: Write> Writer<'_, W> {
                 None => None,
             };
             let time = self.since_start(device, timed.time);
-            self.event("i", Text(timed.event), device, |json| {
+            self.write_event("i", Text(timed.event), device, |json| {
                 json.field("cat", "event").optional("tid", thread).field("ts", Micros(time));
                 json.field("s", if thread.is_some() { "t" } else { "p" });
             })?;
@@ -328,7 +328,7 @@ struct Slices<'w, 'a, W: Write> {
 
 impl<W: Write> Slices<'_, '_, W> {
     fn begin(&mut self, name: impl JsonValue, nanos: u64) -> io::Result<()> {
-        self.event("b", name, nanos, |_| {})
+        self.write_event("b", name, nanos, |_| {})
     }
 
     fn begin_with_args(
@@ -337,7 +337,7 @@ impl<W: Write> Slices<'_, '_, W> {
         nanos: u64,
         args: impl FnOnce(&mut JsonText),
     ) -> io::Result<()> {
-        self.event("b", name, nanos, |json| {
+        self.write_event("b", name, nanos, |json| {
             json.key("args").begin_object();
             args(json);
             json.end_object();
@@ -345,14 +345,14 @@ impl<W: Write> Slices<'_, '_, W> {
     }
 
     fn instant(&mut self, name: impl JsonValue, nanos: u64) -> io::Result<()> {
-        self.event("n", name, nanos, |_| {})
+        self.write_event("n", name, nanos, |_| {})
     }
 
     fn end(&mut self, name: impl JsonValue, nanos: u64) -> io::Result<()> {
-        self.event("e", name, nanos, |_| {})
+        self.write_event("e", name, nanos, |_| {})
     }
 
-    fn event(
+    fn write_event(
         &mut self,
         phase: &str,
         name: impl JsonValue,
@@ -360,7 +360,7 @@ impl<W: Write> Slices<'_, '_, W> {
         fill: impl FnOnce(&mut JsonText),
     ) -> io::Result<()> {
         let (thread, id) = (self.thread, self.id);
-        self.writer.event(phase, name, self.device, |json| {
+        self.writer.write_event(phase, name, self.device, |json| {
             json.field("cat", "request").field("id", Hex(id as u64)).field("tid", thread);
             json.field("ts", Micros(nanos));
             fill(json);

@@ -314,7 +314,7 @@ fn completion_is_processed_at_the_next_poll_or_when_its_receive_is_replaced() {
     assert_eq!(states(&world, 1)[..2], [Some(CqeState::Processed); 2]);
 }
 
-fn recorded(nanos: u64, event: TraceEvent) -> RecordedEvent {
+fn recorded_event(nanos: u64, event: TraceEvent) -> RecordedEvent {
     RecordedEvent { time: Time::from_nanos(nanos), event, payload: None }
 }
 
@@ -353,7 +353,7 @@ fn receives_of_shared_queues_belong_to_the_queue_pair_that_consumed_them() {
         complete(0, 1, 1),
         complete(1, 1, 11),
     ];
-    let events = (0..).zip(events).map(|(nanos, event)| recorded(nanos, event)).collect();
+    let events = (0..).zip(events).map(|(nanos, event)| recorded_event(nanos, event)).collect();
     let trace = Trace::new([Recording::new("soft0", ClockOrigin::default(), events)]);
     let owners: Vec<Option<Qpn>> = trace.requests().iter().map(|request| request.qpn).collect();
     assert_eq!(owners, [Some(qps[0]), Some(qps[1]), Some(qps[0]), Some(qps[1]), None]);
@@ -370,10 +370,10 @@ fn packets_of_the_connection_manager_and_of_congestion_control_are_named() {
     let header = Header::new(Qpn::GSI, adverb_wire::Psn::ZERO, adverb_wire::Operation::Ud(datagram));
     let packet = |qpn, header| TraceEvent::PacketReceived { qpn, request: None, header, payload_len: 256 };
     let mut events = vec![
-        recorded(1, packet(Qpn::GSI, header)),
-        recorded(2, packet(Qpn::GSI, header)),
-        recorded(3, packet(Qpn::truncate(9), Header::cnp(Qpn::truncate(9)))),
-        recorded(
+        recorded_event(1, packet(Qpn::GSI, header)),
+        recorded_event(2, packet(Qpn::GSI, header)),
+        recorded_event(3, packet(Qpn::truncate(9), Header::cnp(Qpn::truncate(9)))),
+        recorded_event(
             4,
             TraceEvent::Dropped {
                 qpn: Qpn::truncate(9),

@@ -262,7 +262,7 @@ fn no_sequence_of_events_panics() {
     }
 }
 
-/// A step that took time in proportion to the number of events would take an hour here.
+/// If each event took time in proportion to the number of events, this test would take an hour.
 #[test]
 fn long_recording_takes_little_time() {
     let recording = Events::new(1).recording("a", 100_000);

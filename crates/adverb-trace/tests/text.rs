@@ -42,7 +42,7 @@ fn run_operations() -> World {
 
 type Sink = fn(&Trace, &mut Vec<u8>) -> std::io::Result<()>;
 
-fn written(trace: &Trace, write: Sink) -> String {
+fn write_to_string(trace: &Trace, write: Sink) -> String {
     let mut text = Vec::new();
     write(trace, &mut text).unwrap();
     String::from_utf8(text).unwrap()
@@ -61,7 +61,7 @@ fn assert_lines(text: &str, lines: &[&str]) {
 #[test]
 fn listing_shows_requests_packets_and_completions() {
     let world = run_operations();
-    let text = written(&Trace::new(world.recordings(1)), Trace::write_text);
+    let text = write_to_string(&Trace::new(world.recordings(1)), Trace::write_text);
     assert_lines(
         &text,
         &[
@@ -127,10 +127,10 @@ fn listing_shows_requests_packets_and_completions() {
 fn listing_does_not_mix_clocks() {
     let world = run_operations();
     let trace = Trace::new(world.recordings(0));
-    let text = written(&trace, Trace::write_text);
+    let text = write_to_string(&trace, Trace::write_text);
     assert_lines(&text, &["# different clocks", "#   clock 0: soft0\n#   clock 1: soft1\n"]);
     assert!(text.contains("[received by soft1]") && !text.contains("[received by soft1 at"));
-    let lines = written(&trace, Trace::write_lines);
+    let lines = write_to_string(&trace, Trace::write_lines);
     let names: Vec<&str> = lines.lines().filter_map(|line| line.split_whitespace().nth(2)).collect();
     let names: Vec<&str> = names.into_iter().filter(|name| name.starts_with("soft")).collect();
     assert!(names.is_sorted(), "the devices follow each other");
@@ -140,7 +140,7 @@ fn listing_does_not_mix_clocks() {
 fn lines_are_in_the_order_of_time() {
     let world = run_operations();
     let trace = Trace::new(world.recordings(7));
-    let text = written(&trace, Trace::write_lines);
+    let text = write_to_string(&trace, Trace::write_lines);
     let times: Vec<f64> = text
         .lines()
         .filter(|line| !line.starts_with('#'))
@@ -162,7 +162,7 @@ fn lines_are_in_the_order_of_time() {
 #[test]
 fn summary_counts_requests_and_packets() {
     let world = run_operations();
-    let text = written(&Trace::new(world.recordings(1)), Trace::write_summary);
+    let text = write_to_string(&Trace::new(world.recordings(1)), Trace::write_summary);
     assert_lines(
         &text,
         &[
@@ -196,7 +196,7 @@ fn report_names_the_peer_and_the_retransmissions() {
     // The crashed peer was not recorded.
     let [recording, _] = world.recordings(1);
     let trace = Trace::new([recording]);
-    let text = written(&trace, Trace::write_report);
+    let text = write_to_string(&trace, Trace::write_report);
     assert_lines(
         &text,
         &[
@@ -215,12 +215,12 @@ fn report_names_the_peer_and_the_retransmissions() {
             "out RC WRITE last",
         ],
     );
-    let listing = written(&trace, Trace::write_text);
+    let listing = write_to_string(&trace, Trace::write_text);
     assert_lines(
         &listing,
         &["from PSN 102, cause: acknowledgement timeout\n", "[retransmission: acknowledgement timeout]\n"],
     );
-    let summary = written(&trace, Trace::write_summary);
+    let summary = write_to_string(&trace, Trace::write_summary);
     assert_lines(&summary, &["retransmissions: 7: 7 by acknowledgement timeout\n"]);
 }
 
@@ -236,7 +236,7 @@ fn report_of_a_timeout_describes_the_request_that_timed_out() {
     world.sides[0].send(now, (3, 4), SendOperation::Send, SendFlags::SIGNALED, &segments);
     world.run();
     let [recording, _] = world.recordings(0);
-    let text = written(&Trace::new([recording]), Trace::write_report);
+    let text = write_to_string(&Trace::new([recording]), Trace::write_report);
     assert_lines(
         &text,
         &[

@@ -51,11 +51,11 @@ fn every_object_of_the_trace_is_in_the_page() {
     assert_eq!(count("otherEvents"), trace.other_events.len());
     let kinds = data["stepKinds"].as_str().unwrap();
     assert_eq!(kinds.len(), count("stepIndices"));
-    let steps = |kind: char| kinds.matches(kind).count();
+    let step_count = |kind: char| kinds.matches(kind).count();
     let all_times = || trace.requests.iter().map(|request| request.times);
-    assert_eq!(steps('p'), all_times().filter(|times| times.posted.is_some()).count());
-    assert_eq!(steps('c'), all_times().filter(|times| times.completed.is_some()).count());
-    assert_eq!(steps('l'), all_times().filter(|times| times.polled.is_some()).count());
+    assert_eq!(step_count('p'), all_times().filter(|times| times.posted.is_some()).count());
+    assert_eq!(step_count('c'), all_times().filter(|times| times.completed.is_some()).count());
+    assert_eq!(step_count('l'), all_times().filter(|times| times.polled.is_some()).count());
     let failed = trace.requests.iter().filter_map(|request| request.outcome?.err());
     for failure in failed {
         let statuses = data["statuses"].as_array().unwrap();
