@@ -26,7 +26,7 @@ fn packet(from: &UdpLink, to: SocketAddr) -> TxPacket<'static> {
     }
 }
 
-fn received_at(link: &mut UdpLink) -> Vec<Option<Instant>> {
+fn receive_times(link: &mut UdpLink) -> Vec<Option<Instant>> {
     let mut times = Vec::new();
     wait(link);
     while link.receive(usize::MAX, &mut |packet| times.push(packet.received_at)).unwrap() > 0 {}
@@ -35,14 +35,14 @@ fn received_at(link: &mut UdpLink) -> Vec<Option<Instant>> {
 
 /// Enables timestamps, and waits until the kernel stamps packets when it receives them. At first, it stamps them when
 /// they are read.
-fn enable(sender: &mut UdpLink, receiver: &mut UdpLink) {
+fn enable_timestamps(sender: &mut UdpLink, receiver: &mut UdpLink) {
     receiver.set_timestamps(true).unwrap();
     let start = Instant::now();
     loop {
         sender.send(&[packet(sender, receiver.local_addr())]).unwrap();
         let sent = Instant::now();
         std::thread::sleep(Duration::from_millis(1));
-        if received_at(receiver).iter().all(|time| time.unwrap() <= sent + MAX_ERROR) {
+        if receive_times(receiver).iter().all(|time| time.unwrap() <= sent + MAX_ERROR) {
             break;
         }
         assert!(start.elapsed() < Duration::from_secs(10), "the kernel does not stamp packets");
@@ -54,8 +54,8 @@ fn a_datagram_has_the_time_at_which_the_kernel_received_it() {
     let (mut here, mut there) = (open_loopback(|_| ()), open_loopback(|_| ()));
     let packet = packet(&here, there.local_addr());
     here.send(&[packet]).unwrap();
-    assert_eq!(received_at(&mut there), [None], "timestamps are disabled");
-    enable(&mut here, &mut there);
+    assert_eq!(receive_times(&mut there), [None], "timestamps are disabled");
+    enable_timestamps(&mut here, &mut there);
     for pause in [0, 1, 10, 150] {
         let before = Instant::now();
         here.send(&[packet]).unwrap();
@@ -63,7 +63,7 @@ fn a_datagram_has_the_time_at_which_the_kernel_received_it() {
         // On the loopback interface, the kernel receives a packet before the call that sends it returns, even if the
         // receiver reads it much later.
         std::thread::sleep(Duration::from_millis(pause));
-        let times = received_at(&mut there);
+        let times = receive_times(&mut there);
         assert_eq!(times.len(), 1);
         assert!(
             distance(times[0].unwrap(), send) < MAX_ERROR,
@@ -73,18 +73,18 @@ fn a_datagram_has_the_time_at_which_the_kernel_received_it() {
     }
     there.set_timestamps(false).unwrap();
     here.send(&[packet]).unwrap();
-    assert_eq!(received_at(&mut there), [None]);
+    assert_eq!(receive_times(&mut there), [None]);
 }
 
 #[test]
 fn the_packets_of_a_batch_have_one_time() {
     let (mut here, mut there) = (open_loopback(|_| ()), open_loopback(|_| ()));
     let packet = packet(&here, there.local_addr());
-    enable(&mut here, &mut there);
+    enable_timestamps(&mut here, &mut there);
     let before = Instant::now();
     assert_eq!(here.send(&[packet; 20]).unwrap(), 20);
     let send = (before, Instant::now());
-    let times = received_at(&mut there);
+    let times = receive_times(&mut there);
     assert_eq!(times.len(), 20);
     assert!(times.iter().all(|time| distance(time.unwrap(), send) < MAX_ERROR));
     if here.is_gso_enabled() {
@@ -97,13 +97,13 @@ fn packets_to_a_group_have_times_if_it_is_joined_before_or_after_they_are_enable
     let (mut here, mut there) = (open_loopback(|_| ()), open_loopback(|_| ()));
     let groups = [1, 2].map(|number| IpAddr::V4(Ipv4Addr::new(239, 77, 200, number)));
     there.join(groups[0]).unwrap();
-    enable(&mut here, &mut there);
+    enable_timestamps(&mut here, &mut there);
     there.join(groups[1]).unwrap();
     for group in groups {
         let before = Instant::now();
         here.send(&[packet(&here, SocketAddr::new(group, 4791))]).unwrap();
         let send = (before, Instant::now());
-        let times = received_at(&mut there);
+        let times = receive_times(&mut there);
         assert!(!times.is_empty());
         assert!(times.iter().any(|time| distance(time.unwrap(), send) < MAX_ERROR));
     }
@@ -145,20 +145,20 @@ fn completions_have_the_times_of_their_packets() {
 #[test]
 fn the_kernel_returns_the_send_time_of_each_packet_whose_send_time_is_requested() {
     let (mut here, mut there) = (open_loopback(|_| ()), open_loopback(|_| ()));
-    enable(&mut here, &mut there);
+    enable_timestamps(&mut here, &mut there);
     let packet = packet(&here, there.local_addr());
     for round in 0..500 {
         // Packets without a send time don't disturb the numbers.
         if round % 7 == 0 {
             here.send(&[packet]).unwrap();
-            received_at(&mut there);
+            receive_times(&mut there);
         }
         let before = Instant::now();
         let sent = here.send_timed(&packet).unwrap();
         let after = Instant::now();
         let TimedSend::Accepted(Some(time)) = sent else { panic!("{sent:?} in round {round}") };
         assert!(time >= before && time <= after, "round {round}");
-        let received = received_at(&mut there);
+        let received = receive_times(&mut there);
         let received = received[0].expect("a receive time");
         // The loopback interface sends a packet before it receives it.
         assert!(
@@ -183,16 +183,16 @@ fn a_packet_that_cannot_be_sent_has_no_send_time_and_is_counted() {
     assert_eq!(here.send_timed(&long).unwrap(), TimedSend::Accepted(None));
     assert_eq!(here.unsendable_packets(), 2);
     assert!(matches!(here.send_timed(&good).unwrap(), TimedSend::Accepted(Some(_))), "later ones have times");
-    assert_eq!(received_at(&mut there).len(), 2);
+    assert_eq!(receive_times(&mut there).len(), 2);
 }
 
 #[test]
 fn a_link_with_a_single_port_has_send_times_and_loses_no_header_fields() {
     let mut here = open_loopback(|config| config.port = 4800);
     let mut there = open_loopback(|config| config.port = 4801);
-    enable(&mut here, &mut there);
+    enable_timestamps(&mut here, &mut there);
     let address = here.local_addr();
-    let there_to_here = |there: &mut UdpLink| {
+    let send_to_here = |there: &mut UdpLink| {
         let packet = TxPacket { traffic_class: 0x68, hop_limit: 7, ..packet(there, address) };
         there.send(&[packet]).unwrap();
     };
@@ -200,7 +200,7 @@ fn a_link_with_a_single_port_has_send_times_and_loses_no_header_fields() {
     here.set_timestamps(true).unwrap();
     let sent = here.send_timed(&packet(&here, there.local_addr())).unwrap();
     assert!(matches!(sent, TimedSend::Accepted(Some(_))), "{sent:?}");
-    there_to_here(&mut there);
+    send_to_here(&mut there);
     wait(&here);
     let mut seen = Vec::new();
     here.receive(usize::MAX, &mut |packet| {

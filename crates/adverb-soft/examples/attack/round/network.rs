@@ -102,7 +102,7 @@ fn open_v6(number: u32) -> io::Result<Option<UdpLink>> {
         config.source_port_count = 2;
         UdpLink::open(&config)
     };
-    match first_free(number, open) {
+    match open_first_free(number, open) {
         Ok(link) => Ok(Some(link)),
         Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => Ok(None),
         Err(error) => Err(error),
@@ -111,11 +111,11 @@ fn open_v6(number: u32) -> io::Result<Option<UdpLink>> {
 
 /// Opens a hostile socket at `::1`, at a port that a GID can encode.
 fn bind_v6(number: u32) -> io::Result<Sender> {
-    first_free(number, |port| Sender::bind(SocketAddr::new(Ipv6Addr::LOCALHOST.into(), port)))
+    open_first_free(number, |port| Sender::bind(SocketAddr::new(Ipv6Addr::LOCALHOST.into(), port)))
 }
 
 /// Tries the ports that a GID can encode, starting at one that is derived from `number`, until one is free.
-fn first_free<T>(number: u32, open: impl Fn(u16) -> io::Result<T>) -> io::Result<T> {
+fn open_first_free<T>(number: u32, open: impl Fn(u16) -> io::Result<T>) -> io::Result<T> {
     let count = Gid::UDP_PORTS.len();
     let ports = Gid::UDP_PORTS.clone().cycle().skip(number as usize % count).take(count);
     let mut result = Err(io::ErrorKind::AddrInUse.into());

@@ -361,7 +361,7 @@ impl UdpLink {
                     SendFailure::Interrupted => {}
                     // If the port has a `PathSocket`, the error may be an ICMP message about an earlier packet.
                     SendFailure::Packet if failed_index.replace(accepted) != Some(accepted) => {}
-                    // Some interfaces don't support GSO: send the packet alone.
+                    // Some interfaces don't support GSO, so the packet is sent alone.
                     SendFailure::Packet
                         if self.segmentation
                             && message::send(socket, &rest[..1], false, shared, self.default_hop_limit)

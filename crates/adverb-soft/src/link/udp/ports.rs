@@ -15,8 +15,8 @@ pub(super) struct SourcePorts {
     /// The sockets: first the permanent ones, at least one, then the others.
     sockets: Vec<Sender>,
     permanent_count: usize,
-    /// For each port from [`FIRST_SOURCE_PORT`] on: 1 + the index of its socket, or 0. Empty if the link has only one
-    /// port, below that range.
+    /// For each port from [`FIRST_SOURCE_PORT`] on: 1 + the index of its socket, or 0. The list is empty if the link has
+    /// only one port, below that range.
     by_port: Box<[u16]>,
     /// The local address, with any port.
     local: SocketAddr,

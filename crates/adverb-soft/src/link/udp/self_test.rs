@@ -47,7 +47,7 @@ pub(super) fn run(socket: &UdpSocket) -> io::Result<bool> {
         }
     }
     setsockopt(socket, Timestamping, &0)?;
-    // Discard the test datagrams.
+    // The test datagrams are discarded.
     while socket.recv(&mut [0; PAYLOAD.len()]).is_ok() {}
     Ok(has_frames)
 }
