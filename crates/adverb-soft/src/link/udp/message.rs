@@ -161,7 +161,7 @@ pub(super) fn take_send_time(socket: BorrowedFd<'_>) -> io::Result<Option<(u32, 
         if let (Some(number), Some(timestamp)) = (info.number, info.timestamp) {
             return Ok(Some((number, timestamp)));
         }
-        // The entry was an ICMP error: read the next one.
+        // The entry was an ICMP error, so the next one is read.
     }
 }
 
