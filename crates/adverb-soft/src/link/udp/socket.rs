@@ -109,7 +109,7 @@ pub(super) fn set_send_options(socket: &UdpSocket, local: IpAddr, interface: u32
     if let IpAddr::V4(local) = local {
         let local = libc::in_addr { s_addr: u32::from_ne_bytes(local.octets()) };
         setsockopt(socket, MulticastInterface, &local)?;
-        // The interface's MTU applies, not the path MTU that ICMP reports. See also the module's documentation.
+        // The interface's MTU applies, not the path MTU that ICMP reports. The IP ID is then 0: see the module `udp`.
         setsockopt(socket, MtuDiscover, &libc::IP_PMTUDISC_PROBE)?;
     } else {
         setsockopt(socket, MulticastInterface6, &interface.cast_signed())?;
