@@ -37,7 +37,7 @@ impl JsonText {
 
     /// Appends a key. Its value must follow.
     pub(crate) fn key(&mut self, key: &str) -> &mut JsonText {
-        self.comma();
+        self.append_comma();
         self.text.push('"');
         self.text.push_str(key);
         self.text.push_str("\":");
@@ -47,7 +47,7 @@ impl JsonText {
 
     /// Appends a value.
     pub(crate) fn value(&mut self, value: impl JsonValue) -> &mut JsonText {
-        self.comma();
+        self.append_comma();
         value.append_to(&mut self.text);
         self.needs_comma = true;
         self
@@ -66,14 +66,15 @@ impl JsonText {
         }
     }
 
-    fn comma(&mut self) {
+    /// Appends a comma, if one is needed.
+    fn append_comma(&mut self) {
         if self.needs_comma {
             self.text.push(',');
         }
     }
 
     fn begin(&mut self, bracket: char) -> &mut JsonText {
-        self.comma();
+        self.append_comma();
         self.text.push(bracket);
         self.needs_comma = false;
         self

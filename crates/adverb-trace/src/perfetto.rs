@@ -22,8 +22,8 @@ impl Trace {
     /// - Each queue of requests is a track, on which each request is a slice from its post to its completion. Slices in it
     ///   show how long the request was queued and on the wire. After it, a slice shows how long the completion was
     ///   pending, until the application polled it.
-    /// - Each queue pair is a track of its packets and of its other events. The name of a packet contains whether it is a
-    ///   retransmission, a NAK or a dropped packet.
+    /// - Each queue pair is a track of its packets and of its other events. The name of a packet shows whether it is a
+    ///   retransmission or a NAK, and whether it was dropped.
     /// - An arrow connects each packet that was sent with the same packet received, if both devices
     ///   [share a clock](Trace::share_clock).
     ///

@@ -229,7 +229,7 @@ impl Events {
     }
 }
 
-/// Checks that all indices of a trace exist, and that the relations are mutual.
+/// Checks that all indices of a trace exist, that the two copies of a packet match, and that writing the trace succeeds.
 fn check(trace: &Trace) {
     for request in trace.requests() {
         assert!(trace.device(request.device).is_some());

@@ -30,7 +30,7 @@ pub(super) fn other_event(event: &TraceEvent) -> EventText {
         TraceEvent::Connected { transport, remote_qpn, .. } => {
             format!("{transport} connected to {remote_qpn}")
         }
-        TraceEvent::StateChanged { from, to, .. } => format!("QP {} → {}", state(*from), state(*to)),
+        TraceEvent::StateChanged { from, to, .. } => format!("QP {} → {}", state_name(*from), state_name(*to)),
         TraceEvent::TimerExpired { timer, .. } => match timer {
             TimerKind::AckTimeout => "ACK timeout expired".to_owned(),
             TimerKind::Rnr => "RNR backoff ended".to_owned(),
@@ -50,7 +50,7 @@ pub(super) fn other_event(event: &TraceEvent) -> EventText {
 }
 
 /// Returns the short name of a state.
-const fn state(state: QpState) -> &'static str {
+const fn state_name(state: QpState) -> &'static str {
     match state {
         QpState::Reset => "RESET",
         QpState::Init => "INIT",
