@@ -73,7 +73,7 @@ impl Ordered {
             Ordered { steps: Vec::new(), doorbells, retries, ends, deliveries, clocks, origins: Vec::new() };
         let mut lists = vec![Vec::new(); ordered.clocks.count()];
         let mut positions = Positions::new(trace);
-        for (time, rank, step, device) in ordered.timed(trace, &is_part_of_packet) {
+        for (time, rank, step, device) in ordered.timed_steps(trace, &is_part_of_packet) {
             if let Some(list) = lists.get_mut(ordered.clocks.of(device)) {
                 let position = positions.next(device, time, step);
                 list.push((trace.host_nanos(device, time), position, rank, step));
@@ -96,7 +96,7 @@ impl Ordered {
 
     /// Returns all steps with their times and devices, and with a rank that orders steps of the same time whose events
     /// are not in the trace.
-    fn timed(&self, trace: &Trace, is_part_of_packet: &[bool]) -> Vec<(Time, u8, Step, DeviceId)> {
+    fn timed_steps(&self, trace: &Trace, is_part_of_packet: &[bool]) -> Vec<(Time, u8, Step, DeviceId)> {
         let mut steps = Vec::with_capacity(trace.requests.len() * 3 + trace.packets.len());
         for (index, packet) in trace.packets.iter().enumerate() {
             steps.push((packet.time, RANK_PACKET, Step::Packet(index), packet.device));
@@ -147,7 +147,7 @@ fn other_event_rank(event: &TraceEvent) -> Option<u8> {
         TraceEvent::SrqLimit { .. }
         | TraceEvent::CqEventDelivered { .. }
         | TraceEvent::QueueEventDelivered { .. } => Some(8),
-        // The diagram shows requests, doorbells, packets and retransmissions by other steps.
+        // The diagram shows requests, doorbells, packets and retransmissions as other steps.
         _ => None,
     }
 }
