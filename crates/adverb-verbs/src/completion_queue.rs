@@ -39,7 +39,7 @@ struct Inner {
     /// The queue's number in recordings.
     cq: Cq,
     state: Mutex<State>,
-    /// Notified when completions were kept, or when the thread that waited for an event has returned.
+    /// The condition that completions were kept, or that the thread that waited for an event has returned.
     completions_kept: Condvar,
     /// The waker of the poller, which is woken when completions were kept.
     poller: WakerCell,
@@ -282,7 +282,7 @@ impl CompletionQueue {
             return Ok(true);
         }
         let mut state = self.lock();
-        // Another thread may have kept the completion since the last poll, before this thread waits for a notification.
+        // Another thread may have kept the completion since the last poll. Its notification is already past.
         if is_available(&state.ready) {
             return Ok(true);
         }

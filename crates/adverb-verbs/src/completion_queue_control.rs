@@ -49,20 +49,20 @@ impl CompletionQueue {
                 hint: "poll for a while after each event instead, as `Poller` does".into(),
             });
         };
-        let limit = |quantity: &'static str, requested: u128, max: u64| Error::LimitExceeded {
+        let limit_error = |quantity: &'static str, requested: u128, max: u64| Error::LimitExceeded {
             quantity: quantity.into(),
             requested: u64::try_from(requested).unwrap_or(u64::MAX),
             max,
             hint: "`DeviceAttributes::moderation` has the maximum of the device".into(),
         };
         if count > limits.max_count {
-            return Err(limit("number of completions per event", count.into(), limits.max_count.into()));
+            return Err(limit_error("number of completions per event", count.into(), limits.max_count.into()));
         }
         let period = period.as_micros();
         let max_period_micros = limits.max_period.as_micros();
         match u16::try_from(period) {
             Ok(short) if period <= max_period_micros => self.backend().moderate(count, short),
-            _ => Err(limit("moderation period in microseconds", period, max_period_micros as u64)),
+            _ => Err(limit_error("moderation period in microseconds", period, max_period_micros as u64)),
         }
     }
 

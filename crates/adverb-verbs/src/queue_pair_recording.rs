@@ -25,7 +25,7 @@ impl QueuePair {
             Some(qpn),
             || self.connection(),
             |recorder| {
-                for request in (0..count).map(|index| list.posted(index)) {
+                for request in (0..count).map(|index| list.posted_request(index)) {
                     let bytes =
                         request.segments.iter().map(|segment| segment.length).fold(0, u32::wrapping_add);
                     recorder.event(
@@ -64,7 +64,7 @@ impl QueuePair {
             Some(self.qpn()),
             || self.connection(),
             |recorder| {
-                for request in (0..count).map(|index| list.posted(index)) {
+                for request in (0..count).map(|index| list.posted_request(index)) {
                     recorder.event(time, TraceEvent::posted_recv(queue, request.wr_id as u32, &request));
                 }
             },

@@ -139,7 +139,7 @@ impl SharedReceiveQueue {
         // The device may have accepted the request, unless it reports that it rejected it.
         let rejected = matches!(&posted, Err(failure) if failure.posted == Some(0));
         if let (Some(time), false) = (recorded_at, rejected) {
-            let (queue, request) = (RecvQueueId::Srq(Srq::from_number(self.0.id)), list.posted(0));
+            let (queue, request) = (RecvQueueId::Srq(Srq::from_number(self.0.id)), list.posted_request(0));
             let event = TraceEvent::posted_recv(queue, request.wr_id as u32, &request);
             recorder.record(None, || None, |recorder| recorder.event(time, event));
         }

@@ -64,9 +64,9 @@ impl SendList {
     }
 
     /// Returns a request as it was posted, for recordings.
-    pub(crate) fn posted(&self, index: usize) -> SendRequest<'_, ()> {
+    pub(crate) fn posted_request(&self, index: usize) -> SendRequest<'_, ()> {
         #[cfg(any(feature = "ibv", feature = "soft"))]
-        return self.requests.posted(index);
+        return self.requests.posted_request(index);
         #[cfg(not(any(feature = "ibv", feature = "soft")))]
         unreachable!("without an engine no request is posted: {index}")
     }
@@ -150,9 +150,9 @@ impl RecvList {
     }
 
     /// Returns a request as it was posted, for recordings.
-    pub(crate) fn posted(&self, index: usize) -> RecvRequest<'_> {
+    pub(crate) fn posted_request(&self, index: usize) -> RecvRequest<'_> {
         #[cfg(any(feature = "ibv", feature = "soft"))]
-        return self.requests.posted(index);
+        return self.requests.posted_request(index);
         #[cfg(not(any(feature = "ibv", feature = "soft")))]
         unreachable!("without an engine no request is posted: {index}")
     }

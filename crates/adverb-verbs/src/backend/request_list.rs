@@ -345,7 +345,7 @@ impl SendList {
     }
 
     /// Returns a request as it was posted, without its destination.
-    pub(crate) fn posted(&self, index: usize) -> SendRequest<'_, ()> {
+    pub(crate) fn posted_request(&self, index: usize) -> SendRequest<'_, ()> {
         let (wr, segments, tag) = self.parts(index);
         let operation = match wr.opcode {
             sys::IBV_WR_BIND_MW => {
@@ -381,7 +381,7 @@ fn encode(wr: &mut ibv_send_wr, request: &SendRequest<'_, &AddressHandle>) {
         let ah = match handle {
             #[cfg(feature = "ibv")]
             AddressHandle::Ibv(handle) => handle.handle.as_ptr(),
-            // For this engine, the field is an opaque pointer to its own handle.
+            // The software NIC uses the field as a pointer to its own handle.
             #[cfg(feature = "soft")]
             AddressHandle::Soft(handle) => std::ptr::from_ref(handle).cast_mut().cast(),
         };
@@ -471,7 +471,7 @@ impl RecvList {
     }
 
     /// Returns a request as it was posted.
-    pub(crate) fn posted(&self, index: usize) -> RecvRequest<'_> {
+    pub(crate) fn posted_request(&self, index: usize) -> RecvRequest<'_> {
         let (wr, segments, tag) = self.parts(index);
         RecvRequest { wr_id: wr.wr_id, tag, segments }
     }

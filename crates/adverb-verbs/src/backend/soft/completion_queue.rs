@@ -40,8 +40,8 @@ impl CompletionQueue {
                 hint: "".into(),
             });
         }
-        let verb = |error| Error::Verb { action: action(), error, hint: "".into() };
-        let channel = if has_events { Some(Arc::new(Channel::new().map_err(verb)?)) } else { None };
+        let verb_error = |error| Error::Verb { action: action(), error, hint: "".into() };
+        let channel = if has_events { Some(Arc::new(Channel::new().map_err(verb_error)?)) } else { None };
         let has_timestamps = kind.has_timestamps();
         let created = match kind {
             CompletionQueueKind::SendTimestamps => device.nic.create_send_timed_cq(depth, channel.clone()),

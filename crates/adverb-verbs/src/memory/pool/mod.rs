@@ -338,11 +338,11 @@ impl Shared {
         self.registered.fetch_sub(len, Ordering::Relaxed);
     }
 
-    /// Frees idle chunks. With `closing`, chunks that become idle later are freed, too.
-    fn free_idle(&self, closing: bool) {
+    /// Frees idle chunks. If the pool is closed, chunks that become idle later are freed, too.
+    fn free_idle(&self, is_closed: bool) {
         for (_, class) in self.classes() {
             let mut class = class.lock();
-            class.is_closed |= closing;
+            class.is_closed |= is_closed;
             let freed = class.remove_idle(usize::MAX, &self.counted_idle);
             drop(class);
             drop(freed);

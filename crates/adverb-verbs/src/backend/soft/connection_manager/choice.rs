@@ -12,7 +12,8 @@ use adverb_proto::types::Gid;
 use super::super::Device;
 use crate::error::{Error, Result};
 
-/// Returns the open NICs that have an address to listen at.
+/// Returns the open NICs that can listen at `address`: those with this address, for `0.0.0.0` those with any IPv4
+/// address, and for `::` all.
 pub(in crate::backend) fn listening_devices(address: IpAddr) -> Vec<Arc<Device>> {
     if !address.is_unspecified() {
         return Device::find_exact(address).into_iter().collect();
@@ -58,11 +59,11 @@ pub(in crate::backend) fn connecting_device(local: Option<IpAddr>, peer: IpAddr)
     if let Some(local) = local.filter(|local| !local.is_unspecified()) {
         return Device::find_near(local);
     }
-    let at_loopback = || {
+    let find_at_loopback = || {
         let has = |device: &Arc<Device>| loopback(device, peer).is_some();
         if is_loopback(peer) { Device::all().into_iter().find(has) } else { None }
     };
-    Device::find_exact(peer).or_else(at_loopback).or_else(|| Device::find_near(source_addr(peer)?))
+    Device::find_exact(peer).or_else(find_at_loopback).or_else(|| Device::find_near(source_addr(peer)?))
 }
 
 /// Whether a peer is on this machine, at an address of the loopback interface.
