@@ -66,16 +66,16 @@ impl Device {
     /// Returns [`Error::Unsupported`] if the device has no [clock](super::DeviceAttributes::timestamp_clock), or if its
     /// driver can't read the clock, and [`Error::Verb`] if reading the clock fails.
     pub fn query_clock(&self) -> Result<ClockSample> {
-        let unsupported = |hint: &'static str| Error::Unsupported {
+        let unsupported_error = |hint: &'static str| Error::Unsupported {
             feature: format!("reading the clock of {}", self.name()).into(),
             hint: hint.into(),
         };
         let Some(clock) = self.attributes().timestamp_clock else {
-            return Err(unsupported("read the process's clock: the device has no completion timestamps"));
+            return Err(unsupported_error("read the process's clock: the device has no completion timestamps"));
         };
         let read = self.backend().read_clock()?;
         let (ticks, at, uncertainty) = read.ok_or_else(|| {
-            unsupported("compare timestamps with each other: the driver cannot read the device's clock")
+            unsupported_error("compare timestamps with each other: the driver cannot read the device's clock")
         })?;
         Ok(ClockSample { clock, ticks: ticks & clock.mask, at, uncertainty })
     }

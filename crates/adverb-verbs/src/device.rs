@@ -35,8 +35,8 @@ struct Inner {
 }
 
 impl Device {
-    /// Lists all RDMA devices of this machine: first those of rdma-core, then Adverb's software devices: `soft`, which
-    /// always exists, and the ones that this process has open.
+    /// Lists all RDMA devices of this machine: first those of rdma-core, then Adverb's software devices. These are
+    /// `soft`, which always exists, and the ones that this process has open.
     ///
     /// # Errors
     ///

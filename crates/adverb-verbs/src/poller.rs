@@ -139,12 +139,12 @@ impl CompletionQueue {
     where
         H: FnMut(Completion) + Send + 'static,
     {
-        let failed = |error| Error::Verb {
+        let start_error = |error| Error::Verb {
             action: "starting a poller".to_owned(),
             error,
             hint: "check the limits of threads and open files (`ulimit -u`, `ulimit -n`)".into(),
         };
-        let (reader, writer) = io::pipe().map_err(failed)?;
+        let (reader, writer) = io::pipe().map_err(start_error)?;
         let waker = Arc::new(Waker { is_asleep: AtomicBool::new(false), reader, writer });
         let slot = self.waker_cell().register(&waker, self)?;
         let shared =
@@ -160,7 +160,7 @@ impl CompletionQueue {
         let thread = std::thread::Builder::new()
             .name(options.name.clone())
             .spawn(move || worker.run())
-            .map_err(failed)?;
+            .map_err(start_error)?;
         Ok(Poller { thread: Some(thread), shared, owner: std::process::id() })
     }
 }
@@ -431,9 +431,9 @@ struct Pace {
     /// The current time to spin, adapted to its success.
     spin: Duration,
     /// The time of the last completion since the last sleep.
-    found: Option<Instant>,
+    last_completion: Option<Instant>,
     /// The time at which the poller began to sleep, until a completion arrives.
-    slept: Option<Instant>,
+    sleep_start: Option<Instant>,
     pause: Duration,
 }
 
@@ -445,30 +445,30 @@ impl Pace {
         // On a single core, spinning only delays the thread that produces the completion.
         let has_one_core = std::thread::available_parallelism().is_ok_and(|count| count.get() == 1);
         let max = if has_one_core { Duration::ZERO } else { max };
-        Pace { max, spin: max, found: None, slept: None, pause: Self::MIN_PAUSE }
+        Pace { max, spin: max, last_completion: None, sleep_start: None, pause: Self::MIN_PAUSE }
     }
 
     /// Records the arrival of a completion.
     fn record_completion(&mut self) {
         let now = Instant::now();
-        if let Some(slept) = self.slept.take() {
+        if let Some(sleep_start) = self.sleep_start.take() {
             // Spin if that would have found the completion; otherwise spin for half as long next time.
-            let soon = now.saturating_duration_since(slept) < self.max;
+            let soon = now.saturating_duration_since(sleep_start) < self.max;
             self.spin = if soon { self.max } else { self.spin / 2 };
         }
-        self.found = Some(now);
+        self.last_completion = Some(now);
         self.pause = Self::MIN_PAUSE;
     }
 
     /// Whether to poll again at once.
     fn is_spinning(&mut self) -> bool {
-        let Some(found) = self.found else { return false };
+        let Some(last_completion) = self.last_completion else { return false };
         let now = Instant::now();
-        if now.saturating_duration_since(found) < self.spin {
+        if now.saturating_duration_since(last_completion) < self.spin {
             return true;
         }
-        self.found = None;
-        self.slept = Some(now);
+        self.last_completion = None;
+        self.sleep_start = Some(now);
         false
     }
 
@@ -493,14 +493,14 @@ mod tests {
     #[test]
     fn the_spin_time_adapts_to_its_success() {
         let max = Duration::from_millis(200);
-        let mut pace = Pace { max, spin: max, found: None, slept: None, pause: Pace::MIN_PAUSE };
+        let mut pace = Pace { max, spin: max, last_completion: None, sleep_start: None, pause: Pace::MIN_PAUSE };
         assert!(!pace.is_spinning(), "nothing was found yet");
         pace.record_completion();
         assert!(pace.is_spinning());
-        pace.slept = Instant::now().checked_sub(max * 2);
+        pace.sleep_start = Instant::now().checked_sub(max * 2);
         pace.record_completion();
         assert_eq!(pace.spin, max / 2);
-        pace.slept = Some(Instant::now());
+        pace.sleep_start = Some(Instant::now());
         pace.record_completion();
         assert_eq!(pace.spin, max);
     }

@@ -125,10 +125,10 @@ fn a_queue_pair_is_destroyed_before_its_memory_is_freed_even_if_a_window_is_not_
     let id = queue_pair.post_send(bind).unwrap();
     let window = completions.wait(id, Duration::from_secs(10)).unwrap().into_window();
     queue_pair.post_recv(region.into_buffer().unwrap()).unwrap();
-    let queue_pairs = |domain: &ProtectionDomain| domain.device().resource_counts().unwrap().queue_pairs;
-    let before = queue_pairs(&domain);
+    let queue_pair_count = |domain: &ProtectionDomain| domain.device().resource_counts().unwrap().queue_pairs;
+    let before = queue_pair_count(&domain);
     assert!(!panics("memory window", || drop(queue_pair)));
-    assert_eq!(queue_pairs(&domain), before - 1);
+    assert_eq!(queue_pair_count(&domain), before - 1);
     assert!(is_freed.load(Ordering::SeqCst));
     drop(window);
 }

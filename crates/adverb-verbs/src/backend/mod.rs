@@ -1,6 +1,6 @@
 //! The engines below [`verbs`](crate): each type here wraps the type of one engine, and its methods call that engine.
 //!
-//! Public types are concrete, so that no signature of a user depends on the engine. This module dispatches to the
+//! Public types are concrete, so that no signature in a user's code depends on the engine. This module dispatches to the
 //! engine.
 
 #![cfg_attr(not(feature = "ibv"), allow(unused, reason = "some items are used only with rdma-core"))]

@@ -223,22 +223,22 @@ mod tests {
     fn a_watch_is_readable_while_one_of_its_descriptors_is() {
         let (outer, inner) = (Watch::new().unwrap(), Watch::new().unwrap());
         outer.add(inner.as_fd()).unwrap();
-        let ready = |watch: &Watch| wait_either(watch.as_fd(), None, Some(Duration::ZERO)).unwrap();
+        let is_ready = |watch: &Watch| wait_either(watch.as_fd(), None, Some(Duration::ZERO)).unwrap();
         let (reader, mut writer) = io::pipe().unwrap();
         inner.add(reader.as_fd()).unwrap();
-        assert!(!ready(&inner) && !ready(&outer));
+        assert!(!is_ready(&inner) && !is_ready(&outer));
         writer.write_all(&[1]).unwrap();
-        assert!(ready(&inner) && ready(&outer));
+        assert!(is_ready(&inner) && is_ready(&outer));
         (&reader).read_exact(&mut [0]).unwrap();
-        assert!(!ready(&inner) && !ready(&outer));
+        assert!(!is_ready(&inner) && !is_ready(&outer));
         drop(writer);
-        assert!(ready(&outer), "a pipe without a writer has ended");
+        assert!(is_ready(&outer), "a pipe without a writer has ended");
         inner.remove(reader.as_fd()).unwrap();
-        assert!(!ready(&outer), "a removed descriptor is not watched");
+        assert!(!is_ready(&outer), "a removed descriptor is not watched");
         inner.add(reader.as_fd()).unwrap();
-        assert!(ready(&outer));
+        assert!(is_ready(&outer));
         drop(reader);
-        assert!(!ready(&outer), "a closed descriptor is not watched");
+        assert!(!is_ready(&outer), "a closed descriptor is not watched");
     }
 
     #[test]
