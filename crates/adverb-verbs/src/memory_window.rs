@@ -144,8 +144,8 @@ impl MemoryWindow {
         &self.shared.domain
     }
 
-    /// Adds the data that the plain form of a bind lacks to the request at `index` of the list. The request owns this
-    /// window.
+    /// Sets the window and the memory of the bind request at `index` of the list, which `operation` doesn't contain. The
+    /// request owns this window.
     #[cold]
     pub(super) fn encode_bind(&self, operation: &SendOperation, list: &mut SendList, index: usize) {
         if let (SendOperation::BindWindow(bind), Some(slice)) = (operation, &self.slice) {

@@ -90,7 +90,7 @@ impl Region {
         self.keys.is_identity_mapped
     }
 
-    /// Returns the plain form of the bytes at `offset`.
+    /// Returns the segment of the `length` bytes at `offset`.
     #[inline]
     pub(super) fn segment(&self, offset: usize, length: u32) -> Segment {
         Segment { addr: self.keys.addr + offset as u64, length, lkey: self.keys.lkey }

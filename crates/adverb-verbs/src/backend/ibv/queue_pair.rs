@@ -123,9 +123,9 @@ impl QueuePair {
                 attr.qp_state = sys::IBV_QPS_RESET;
                 (sys::IBV_QP_STATE, "reset")
             }
-            StateChange::Init(init) => (init_attributes(&mut attr, init), "init"),
-            StateChange::ReadyToReceive(ready) => (ready_to_receive(&mut attr, ready), "ready to receive"),
-            StateChange::ReadyToSend(ready) => (ready_to_send(&mut attr, ready), "ready to send"),
+            StateChange::Init(init) => (set_init_attributes(&mut attr, init), "init"),
+            StateChange::ReadyToReceive(ready) => (set_rtr_attributes(&mut attr, ready), "ready to receive"),
+            StateChange::ReadyToSend(ready) => (set_rts_attributes(&mut attr, ready), "ready to send"),
             StateChange::Access(access) => {
                 attr.qp_state = sys::IBV_QPS_RTS;
                 attr.qp_access_flags = access.bits();
@@ -201,7 +201,7 @@ impl QueuePair {
 }
 
 /// Sets the attributes of the init state, and returns their mask.
-fn init_attributes(attr: &mut ibv_qp_attr, init: &Init) -> libc::c_int {
+fn set_init_attributes(attr: &mut ibv_qp_attr, init: &Init) -> libc::c_int {
     attr.qp_state = sys::IBV_QPS_INIT;
     attr.port_num = init.port;
     attr.pkey_index = init.pkey_index;
@@ -216,7 +216,7 @@ fn init_attributes(attr: &mut ibv_qp_attr, init: &Init) -> libc::c_int {
 }
 
 /// Sets the attributes of the state RTR, and returns their mask.
-fn ready_to_receive(attr: &mut ibv_qp_attr, ready: &ReadyToReceive) -> libc::c_int {
+fn set_rtr_attributes(attr: &mut ibv_qp_attr, ready: &ReadyToReceive) -> libc::c_int {
     attr.qp_state = sys::IBV_QPS_RTR;
     let Some(connection) = &ready.connection else { return sys::IBV_QP_STATE };
     attr.path_mtu = connection.mtu.code().into();
@@ -234,7 +234,7 @@ fn ready_to_receive(attr: &mut ibv_qp_attr, ready: &ReadyToReceive) -> libc::c_i
 }
 
 /// Sets the attributes of the state RTS, and returns their mask.
-fn ready_to_send(attr: &mut ibv_qp_attr, ready: &ReadyToSend) -> libc::c_int {
+fn set_rts_attributes(attr: &mut ibv_qp_attr, ready: &ReadyToSend) -> libc::c_int {
     attr.qp_state = sys::IBV_QPS_RTS;
     attr.sq_psn = ready.psn.get();
     let mask = sys::IBV_QP_STATE | sys::IBV_QP_SQ_PSN;

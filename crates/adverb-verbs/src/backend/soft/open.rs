@@ -87,16 +87,16 @@ impl Device {
 
     /// Creates a NIC with this name, or with the name of its first address.
     fn create(options: &Options, name: Option<&str>) -> Result<Device> {
-        let of_address = |addresses: &[IpAddr]| match addresses.first() {
+        let name_of = |addresses: &[IpAddr]| match addresses.first() {
             Some(address) => format!("{NAME_PREFIX}{address}"),
             None => LOOPBACK_NAME.to_owned(),
         };
         let nic = options.open().map_err(|error| Error::Verb {
-            action: format!("opening device {}", of_address(&options.addresses)),
+            action: format!("opening device {}", name_of(&options.addresses)),
             hint: hint(&error, &options.addresses).into(),
             error,
         })?;
-        let name = name.map_or_else(|| of_address(nic.addresses()), str::to_owned);
+        let name = name.map_or_else(|| name_of(nic.addresses()), str::to_owned);
         let is_on_interface = !matches!(options.link, LinkKind::Memory(_));
         Ok(Device::new(nic, name, is_on_interface, options.congestion))
     }
@@ -130,8 +130,8 @@ impl Device {
 
     /// Returns the names and GUIDs of the NICs that are open in this process.
     pub(super) fn open_names() -> Vec<(String, u64)> {
-        let one = |entry: &Entry| (entry.name.clone(), guid(&entry.addresses));
-        Registry::lock().0.iter().map(one).collect()
+        let name_and_guid = |entry: &Entry| (entry.name.clone(), guid(&entry.addresses));
+        Registry::lock().0.iter().map(name_and_guid).collect()
     }
 }
 
@@ -145,7 +145,7 @@ struct Entry {
     addresses: Vec<IpAddr>,
     device: Weak<Device>,
     /// A reference that expires when the sockets are closed, which is shortly after the device is dropped.
-    open: Weak<()>,
+    open_marker: Weak<()>,
 }
 
 impl Registry {
@@ -162,7 +162,7 @@ impl Registry {
         let process = std::process::id();
         entries.retain(|entry| {
             let has_failed = || entry.device.upgrade().is_some_and(|device| device.nic.has_failed());
-            entry.owner == process && entry.open.strong_count() > 0 && !has_failed()
+            entry.owner == process && entry.open_marker.strong_count() > 0 && !has_failed()
         });
     }
 
@@ -198,7 +198,7 @@ impl Registry {
             name: device.name.clone(),
             addresses: device.nic.addresses().to_vec(),
             device: Arc::downgrade(&device),
-            open: Arc::downgrade(&device.open_marker),
+            open_marker: Arc::downgrade(&device.open_marker),
         });
         device
     }
