@@ -346,11 +346,11 @@ mod tests {
     #[test]
     fn vendor_error_appears_in_the_message() {
         use adverb_proto::types::Status;
-        let failed = |vendor_error| {
+        let message = |vendor_error| {
             let failure = Failure { status: Status::LocalProtection, vendor_error };
             Error::RequestFailed { failure }.to_string()
         };
-        assert!(failed(0x51).contains("(vendor error 0x51)"), "{}", failed(0x51));
-        assert!(!failed(0).contains("vendor"), "{}", failed(0));
+        assert!(message(0x51).contains("(vendor error 0x51)"), "{}", message(0x51));
+        assert!(!message(0).contains("vendor"), "{}", message(0));
     }
 }

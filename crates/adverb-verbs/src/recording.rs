@@ -316,12 +316,12 @@ impl ActiveRecording {
 
     /// Starts the thread that waits for the recording to stop by itself.
     fn watch(&self, on_stop: OnStop) -> Result<Watcher> {
-        let failed = |error| Error::Verb {
+        let start_error = |error| Error::Verb {
             action: "starting the thread of a recording".to_owned(),
             error,
             hint: "check the limits of threads and open files (`ulimit -u`, `ulimit -n`)".into(),
         };
-        let (canceled, cancel) = io::pipe().map_err(failed)?;
+        let (canceled, cancel) = io::pipe().map_err(start_error)?;
         let (device, stopped) = (self.device.clone(), Arc::clone(&self.stopped));
         let run = move || {
             if wait_for_stop(&stopped, &canceled)
@@ -331,7 +331,7 @@ impl ActiveRecording {
             }
         };
         let thread =
-            std::thread::Builder::new().name("adverb-record".to_owned()).spawn(run).map_err(failed)?;
+            std::thread::Builder::new().name("adverb-record".to_owned()).spawn(run).map_err(start_error)?;
         Ok(Watcher { thread, cancel })
     }
 

@@ -173,11 +173,11 @@ unsafe fn create(
     let context = device.context.as_ptr();
     // SAFETY: the context is open, and the caller guarantees that the channel is valid.
     let handle = unsafe { device.library.ibv_create_cq(context, cqe, std::ptr::null_mut(), channel, vector) };
-    let failed = || {
+    let create_error = || {
         let action = format!("creating a completion queue of depth {depth} on {}", device.name);
         verb_error(io::Error::last_os_error(), action)
     };
-    NonNull::new(handle).ok_or_else(failed)
+    NonNull::new(handle).ok_or_else(create_error)
 }
 
 /// The event channel of a queue.

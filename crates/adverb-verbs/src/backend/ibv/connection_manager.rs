@@ -176,7 +176,7 @@ impl Identifier {
     }
 
     pub(crate) fn path(&self) -> Result<Path> {
-        let no_device = || {
+        let no_device_error = || {
             let error = io::Error::from_raw_os_error(libc::ENODEV);
             verb_error(error, "querying the device of a connection".to_owned())
         };
@@ -186,11 +186,11 @@ impl Identifier {
         // SAFETY: the identifier exists, and the fields are plain values.
         let (context, port, gid) =
             unsafe { ((*id).verbs, (*id).port_num, (*id).route.addr.addr.ibaddr.sgid.octets()) };
-        let context = NonNull::new(context).ok_or_else(no_device)?;
+        let context = NonNull::new(context).ok_or_else(no_device_error)?;
         // SAFETY: the library keeps the context open while an identifier uses it, and the device exists as long as the
         // context. Its name is a C string.
         let name = unsafe { CStr::from_ptr(verbs.ibv_get_device_name((*context.as_ptr()).device)) };
-        let (local, peer) = self.local_addr().zip(self.peer_addr()).ok_or_else(no_device)?;
+        let (local, peer) = self.local_addr().zip(self.peer_addr()).ok_or_else(no_device_error)?;
         Ok(Path {
             device: name.to_string_lossy().into_owned(),
             port,
@@ -319,18 +319,18 @@ impl Channel {
     fn new(library: &'static RdmaCm) -> Result<Channel> {
         // SAFETY: the function has no requirements.
         let handle = unsafe { library.rdma_create_event_channel() };
-        let failed = |error| {
+        let create_error = |error| {
             let error = verb_error(error, "creating a connection manager event channel".to_owned());
             with_hint(error, Call::CmChannel)
         };
-        let Some(handle) = NonNull::new(handle) else { return Err(failed(io::Error::last_os_error())) };
+        let Some(handle) = NonNull::new(handle) else { return Err(create_error(io::Error::last_os_error())) };
         let channel = Channel { library, handle, owner: std::process::id(), leaked: false };
         let fd = channel.fd();
         // SAFETY: the descriptor is open.
         let result =
             unsafe { libc::fcntl(fd, libc::F_SETFL, libc::fcntl(fd, libc::F_GETFL) | libc::O_NONBLOCK) };
         if result < 0 {
-            return Err(failed(io::Error::last_os_error()));
+            return Err(create_error(io::Error::last_os_error()));
         }
         Ok(channel)
     }

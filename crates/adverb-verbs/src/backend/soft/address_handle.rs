@@ -51,9 +51,9 @@ impl OpenPath {
     /// port for flows that prefer `preferred_port`.
     pub(super) fn new(device: &Arc<Device>, address: &Address, preferred_port: u16) -> Result<OpenPath> {
         device.check_port(address.port)?;
-        let invalid = |reason: String| Error::InvalidRequest { reason: reason.into() };
+        let invalid_error = |reason: String| Error::InvalidRequest { reason: reason.into() };
         let local = device.nic.addresses().get(usize::from(address.gid_index)).ok_or_else(|| {
-            invalid(format!("{} has no address with index {}", device.name, address.gid_index))
+            invalid_error(format!("{} has no address with index {}", device.name, address.gid_index))
         })?;
         let (remote, flow_label) = (address.gid.ip(), address.flow_label & 0xf_ffff);
         let path = match flow_label {
