@@ -104,13 +104,13 @@ fn a_packet_that_waits_in_the_queue_has_the_time_of_its_delivery() {
     let switch = Switch::new(SwitchConfig::default());
     let mut here = switch.attach(address(1)).unwrap();
     let mut there = switch.attach(address(2)).unwrap();
-    let received_at = |link: &mut MemLink| {
+    let receive_times = |link: &mut MemLink| {
         let mut times = Vec::new();
         link.receive(usize::MAX, &mut |packet| times.push(packet.received_at)).unwrap();
         times
     };
     here.send(&[packet(1, 2, b"a")]).unwrap();
-    assert_eq!(received_at(&mut there), [None], "timestamps are disabled");
+    assert_eq!(receive_times(&mut there), [None], "timestamps are disabled");
     there.set_timestamps(true).unwrap();
     let mut sends = Vec::new();
     for _ in 0..3 {
@@ -119,14 +119,14 @@ fn a_packet_that_waits_in_the_queue_has_the_time_of_its_delivery() {
         sends.push((before, Instant::now()));
         std::thread::sleep(Duration::from_millis(5));
     }
-    let times = received_at(&mut there);
+    let times = receive_times(&mut there);
     assert_eq!(times.len(), 3);
     for (time, send) in times.into_iter().zip(sends) {
         assert_eq!(distance(time.unwrap(), send), Duration::ZERO);
     }
     there.set_timestamps(false).unwrap();
     here.send(&[packet(1, 2, b"a")]).unwrap();
-    assert_eq!(received_at(&mut there), [None]);
+    assert_eq!(receive_times(&mut there), [None]);
 }
 
 #[test]
