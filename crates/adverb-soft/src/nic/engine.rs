@@ -422,7 +422,7 @@ impl Engine {
             {
                 self.record_queued_payload(start);
             }
-            // Otherwise, without a link, the packet is lost.
+            // A packet that was neither queued nor delivered is lost.
             if timed.is_some() {
                 self.timed_qpn = timed;
                 if !self.send_timed(now)? {

@@ -25,11 +25,11 @@ pub(crate) struct Packet {
 impl PartialEq for Packet {
     /// Compares all fields except the ICRC check.
     fn eq(&self, other: &Packet) -> bool {
-        let all = |packet: &Packet| {
+        let header_fields = |packet: &Packet| {
             let Packet { source, destination, traffic_class, hop_limit, .. } = *packet;
             (source, destination, traffic_class, hop_limit)
         };
-        all(self) == all(other) && self.bytes == other.bytes
+        header_fields(self) == header_fields(other) && self.bytes == other.bytes
     }
 }
 

@@ -58,7 +58,7 @@ fn open_host(address: Ipv4Addr) -> Host {
 impl Host {
     /// Returns the kernel's times (since 1970) of the datagrams that the packet socket received, by the number that
     /// they contain.
-    fn captured(&self) -> HashMap<u32, Duration> {
+    fn captured_times(&self) -> HashMap<u32, Duration> {
         let mut times = HashMap::new();
         let (mut bytes, mut control) = ([0; 2048], nix::cmsg_space!(TimeSpec));
         loop {
@@ -171,7 +171,7 @@ fn timestamps_are_those_of_the_kernel() {
     let (end, end_system) = clocks();
     let drift = nanos(end, monotonic + (end_system - system)).unsigned_abs();
     assert!(u128::from(drift) < MAX_ERROR.as_nanos(), "the system clock was set during the test");
-    let (outgoing, incoming) = (here.captured(), there.captured());
+    let (outgoing, incoming) = (here.captured_times(), there.captured_times());
     let instant = |time: Duration| monotonic + (time - system);
     let (mut sends, mut receives, mut latencies) = (Vec::new(), Vec::new(), Vec::new());
     for (number, (sent, received)) in stamps.into_iter().enumerate() {

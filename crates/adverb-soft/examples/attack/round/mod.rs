@@ -438,7 +438,7 @@ struct HostilePacket {
     destination: SocketAddr,
 }
 
-/// Returns the target information of an attacker that knows only the queue pair numbers.
+/// Returns the target information of an attacker that knows neither the sequence numbers nor the memory.
 fn partial_target_info(
     qpn: Qpn,
     peer: Qpn,

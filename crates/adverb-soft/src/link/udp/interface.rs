@@ -54,8 +54,8 @@ impl Interface {
     ///
     /// Returns an error if the interfaces can't be listed.
     pub fn all() -> io::Result<Vec<Interface>> {
-        let of_entry = |entry: InterfaceAddress| Some((address_of(&entry)?, entry));
-        let all = getifaddrs()?.filter_map(of_entry);
+        let with_address = |entry: InterfaceAddress| Some((address_of(&entry)?, entry));
+        let all = getifaddrs()?.filter_map(with_address);
         // An interface may disappear between the two calls.
         Ok(all.filter_map(|(address, entry)| describe(&entry, address).ok()).collect())
     }
