@@ -180,17 +180,17 @@ impl Gsi {
 
     /// Returns a queue pair number that no connection uses or has used recently, unless many attempts find none.
     pub(super) fn fresh_qpn(&self, mut random: impl FnMut() -> u32) -> u32 {
-        let mut number = || {
+        let mut next_number = || {
             let number = random();
             self.share.map_or(number, |share| share.qpn(number))
         };
         for _ in 0..MAX_NUMBER_ATTEMPTS {
-            let number = number();
+            let number = next_number();
             if self.manager.is_qpn_free(Qpn::truncate(number)) {
                 return number;
             }
         }
-        number()
+        next_number()
     }
 
     /// Handles the datagram of a receive.

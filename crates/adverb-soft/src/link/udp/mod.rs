@@ -317,7 +317,7 @@ impl UdpLink {
         if packet.source.ip() != self.local.ip() || self.missed_send_times >= MAX_MISSED_SEND_TIMES {
             return None;
         }
-        let (socket, number) = self.sending.timed(packet.source.port())?;
+        let (socket, number) = self.sending.timed_socket(packet.source.port())?;
         message::send_timed(socket.as_fd(), packet, self.default_hop_limit).ok()?;
         let expected = *number;
         *number = number.wrapping_add(1);

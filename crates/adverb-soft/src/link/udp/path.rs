@@ -44,7 +44,7 @@ pub struct PathSocket {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct IcmpError {
-    /// The sender of the message: a router or the destination. `None` if the kernel doesn't report it.
+    /// The sender of the message, a router or the destination, or `None` if the kernel doesn't report it.
     pub from: Option<IpAddr>,
     /// The type of the message.
     pub kind: u8,

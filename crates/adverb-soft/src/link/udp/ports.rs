@@ -126,7 +126,7 @@ impl SourcePorts {
 
     /// Returns the socket with this source port, and the number of the next datagram that requests its send time.
     /// Returns `None` if there is no such socket, or the kernel can't return send times.
-    pub(super) fn timed(&mut self, port: u16) -> Option<(&UdpSocket, &mut u32)> {
+    pub(super) fn timed_socket(&mut self, port: u16) -> Option<(&UdpSocket, &mut u32)> {
         let index = self.index_of(port)?;
         let sender = &mut self.sockets[index];
         if sender.send_times == SendTimes::Disabled {
