@@ -40,7 +40,7 @@ impl Trace {
         for recording in recordings {
             Steps::read(&mut build, recording);
         }
-        ends::connect(&mut build);
+        ends::match_ends(&mut build);
         build.trace
     }
 }

@@ -162,7 +162,7 @@ impl<W: Write> Writer<'_, W> {
     }
 
     /// Returns the thread id of a track. The first call for a track writes its name.
-    fn track(&mut self, device: DeviceId, track: Track) -> io::Result<usize> {
+    fn thread_id(&mut self, device: DeviceId, track: Track) -> io::Result<usize> {
         let next = self.trace.devices.len() + self.tracks.len() + 1;
         let thread = *self.tracks.entry((device, track)).or_insert(next);
         if thread == next {
@@ -194,7 +194,7 @@ impl<W: Write> Writer<'_, W> {
             (None, Some(queue)) => Track::RecvQueue(queue),
             (None, None) => return Ok(()),
         };
-        let thread = self.track(device, track)?;
+        let thread = self.thread_id(device, track)?;
         let queue = match track {
             Track::Qp(qpn) => format!("qp {qpn} {}", request.queue.name()),
             Track::RecvQueue(queue) => format!("{queue} {}", request.queue.name()),
@@ -263,7 +263,7 @@ impl<W: Write> Writer<'_, W> {
         let mut comment = String::new();
         for (index, packet) in trace.packets.iter().enumerate() {
             let device = packet.device;
-            let thread = self.track(device, Track::Qp(packet.qpn))?;
+            let thread = self.thread_id(device, Track::Qp(packet.qpn))?;
             let time = self.since_start(device, packet.time);
             comment.clear();
             comments.write(PacketId(index), &mut comment);
@@ -305,7 +305,7 @@ impl<W: Write> Writer<'_, W> {
         for timed in &trace.other_events {
             let device = timed.device;
             let thread = match timed.event.qpn() {
-                Some(qpn) => Some(self.track(device, Track::Qp(qpn))?),
+                Some(qpn) => Some(self.thread_id(device, Track::Qp(qpn))?),
                 None => None,
             };
             let time = self.since_start(device, timed.time);

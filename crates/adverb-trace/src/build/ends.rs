@@ -12,7 +12,7 @@ use super::Build;
 use crate::model::{Connection, Direction, Packet, PacketId, PacketRole, PsnRange, RequestId, Trace};
 
 /// Matches the queue pairs, packets and messages of the ends.
-pub(super) fn connect(build: &mut Build) {
+pub(super) fn match_ends(build: &mut Build) {
     let peers = pair_qps(build);
     match_packets(build, &peers);
     for index in 0..build.trace.packets.len() {
@@ -139,12 +139,12 @@ impl Copies {
         let (sent, mut received): (Vec<PacketId>, Vec<PacketId>) = ids.partition(is_out);
         let receiver = |id: &PacketId| build.packet_qps.get(id.0).copied().unwrap_or(usize::MAX);
         received.sort_by_key(receiver);
-        let of_receiver = |received: &[PacketId]| Copies {
+        let copies_of = |received: &[PacketId]| Copies {
             path: (flow, received.first().map_or(usize::MAX, receiver)),
             sent: sent.clone(),
             received: received.to_vec(),
         };
-        received.chunk_by(|one, other| receiver(one) == receiver(other)).map(of_receiver).collect()
+        received.chunk_by(|one, other| receiver(one) == receiver(other)).map(copies_of).collect()
     }
 }
 

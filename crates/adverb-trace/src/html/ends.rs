@@ -80,12 +80,12 @@ impl Ends {
             }
         }
         for end in 0..self.list.len() {
-            let connected = || self.connected_to(end);
-            self.list[end].peer = best.get(&end).map(|(peer, _)| *peer).or_else(connected);
+            let connected_peer = || self.connected_peer(end);
+            self.list[end].peer = best.get(&end).map(|(peer, _)| *peer).or_else(connected_peer);
         }
     }
 
-    fn connected_to(&self, end: usize) -> Option<usize> {
+    fn connected_peer(&self, end: usize) -> Option<usize> {
         let connection = self.list[end].connection?;
         self.list.iter().position(|other| {
             other.qpn == connection.remote_qpn

@@ -43,7 +43,7 @@ fn options(mut bytes: &[u8]) -> HashMap<u16, Vec<u8>> {
     options
 }
 
-fn captured(file: &[u8]) -> Vec<Captured> {
+fn captured_packets(file: &[u8]) -> Vec<Captured> {
     let packets = blocks(file).into_iter().filter(|(kind, _)| *kind == ENHANCED_PACKET);
     let parse = |(_, content): (u32, &[u8])| {
         let len = word(&content[12..]) as usize;
@@ -84,7 +84,7 @@ fn each_device_is_an_interface() {
 #[test]
 fn packets_are_in_the_order_of_each_clock() {
     let trace = sample::trace();
-    let captured = captured(&file(&trace));
+    let captured = captured_packets(&file(&trace));
     assert_eq!(captured.len(), trace.packets().len());
     let (near, far) = captured.split_at(captured.len() - 4);
     assert!(near.iter().all(|packet| packet.interface < 2));
@@ -103,7 +103,7 @@ fn packets_are_in_the_order_of_each_clock() {
 fn whole_packets_are_those_on_the_wire() {
     let trace = sample::trace();
     let mut whole_count = 0;
-    for packet in captured(&file(&trace)) {
+    for packet in captured_packets(&file(&trace)) {
         let frame = Frame::parse(&packet.bytes).unwrap();
         let is_whole = !packet.comment.contains("zeros");
         assert_eq!(frame.verify().is_ok(), is_whole, "{}", packet.comment);
@@ -130,7 +130,7 @@ fn whole_packets_are_those_on_the_wire() {
 #[test]
 fn zeros_take_the_place_of_unknown_bytes() {
     let trace = sample::trace();
-    let captured = captured(&file(&trace));
+    let captured = captured_packets(&file(&trace));
     let find = |comment: &str| captured.iter().find(|packet| packet.comment.contains(comment)).unwrap();
     let first = find("packet 1 of 3");
     let note = ", recorded up to byte 64 of the payload: zeros after it";
@@ -150,14 +150,14 @@ fn zeros_take_the_place_of_unknown_bytes() {
 fn packet_of_an_impossible_length_is_cut() {
     let mut trace = sample::trace();
     trace.packets[0].payload_len = u32::MAX;
-    let max_len = captured(&file(&trace)).iter().map(|packet| packet.bytes.len()).max();
+    let max_len = captured_packets(&file(&trace)).iter().map(|packet| packet.bytes.len()).max();
     assert!(max_len.unwrap() <= 65_535);
 }
 
 #[test]
 fn unknown_addresses_are_placeholders_by_device() {
     let trace = sample::trace();
-    let captured = captured(&file(&trace));
+    let captured = captured_packets(&file(&trace));
     let far: Vec<&Captured> = captured.iter().filter(|packet| packet.interface == 2).collect();
     for packet in &far {
         let note = ", ICRC unknown: zeros, addresses unknown: placeholders";
@@ -176,7 +176,7 @@ fn unknown_addresses_are_placeholders_by_device() {
 fn packet_without_its_source_port_has_no_icrc() {
     let mut trace = sample::trace();
     trace.packets[0].source = Some("10.0.0.1:0".parse().unwrap());
-    let captured = captured(&file(&trace));
+    let captured = captured_packets(&file(&trace));
     let note = "packet 1 of 1, ICRC unknown: zeros, UDP port unknown";
     assert!(captured[0].comment.ends_with(note), "{}", captured[0].comment);
     assert_eq!(captured[0].bytes.last_chunk(), Some(&[0; 4]));
@@ -250,7 +250,7 @@ fn long_comments_are_cut_between_characters() {
     let mut trace = sample::trace();
     trace.devices[0].name = "é".repeat(40_000);
     let file = file(&trace);
-    assert!(captured(&file).iter().all(|packet| packet.comment.len() <= MAX_COMMENT));
+    assert!(captured_packets(&file).iter().all(|packet| packet.comment.len() <= MAX_COMMENT));
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn tshark_shows_the_comments_and_no_malformed_packets() {
         "_ws.col.Info",
     ]);
     std::fs::remove_file(&path).unwrap();
-    let captured = captured(&file);
+    let captured = captured_packets(&file);
     let expected: Vec<&str> = captured.iter().map(|packet| packet.comment.as_str()).collect();
     assert_eq!(comments, expected);
     for (line, packet) in summary.iter().zip(&captured) {

@@ -181,8 +181,8 @@ impl<'a> Listing<'a> {
             writeln!(out, "#   Retransmission: {time} us from PSN {}, cause: {cause}", retransmission.psn)?;
         }
         if let Some(peer) = request.peer_request {
-            let verb = if request.queue == Queue::Send { "Received By" } else { "Message Of" };
-            writeln!(out, "#   {verb}: {}", RequestName(self.trace, peer))?;
+            let label = if request.queue == Queue::Send { "Received By" } else { "Message Of" };
+            writeln!(out, "#   {label}: {}", RequestName(self.trace, peer))?;
         }
         Ok(())
     }
