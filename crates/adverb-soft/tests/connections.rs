@@ -228,7 +228,10 @@ fn nics_connect_over_memory() {
 fn nics_connect_over_memory_with_faults() {
     let switch = Switch::new(SwitchConfig::default());
     let [one, other] = [1, 2].map(|host| {
-        open_nic(address(host), FaultLink::new(switch.attach(address(host)).unwrap(), faults(u64::from(host) + 3)))
+        open_nic(
+            address(host),
+            FaultLink::new(switch.attach(address(host)).unwrap(), faults(u64::from(host) + 3)),
+        )
     });
     exercise(&one, &other);
 }

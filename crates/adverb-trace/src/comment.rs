@@ -171,7 +171,8 @@ impl<'a> Comments<'a> {
         for request in requests {
             match runs.last_mut() {
                 Some((first, last))
-                    if last.wrapping_add(1) == request.number_in_queue && are_in_same_queue(first, request) =>
+                    if last.wrapping_add(1) == request.number_in_queue
+                        && are_in_same_queue(first, request) =>
                 {
                     *last = request.number_in_queue;
                 }

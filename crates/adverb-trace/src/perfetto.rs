@@ -273,7 +273,9 @@ impl<W: Write> Writer<'_, W> {
                 json.field("header", Text(packet.header)).field("payload_len", packet.payload_len);
                 json.end_object();
             })?;
-            let Some(peer) = packet.peer_packet.filter(|peer| self.has_arrow(packet, *peer)) else { continue };
+            let Some(peer) = packet.peer_packet.filter(|peer| self.has_arrow(packet, *peer)) else {
+                continue;
+            };
             // An arrow has the number of the packet that was sent, and starts or ends at the instant event before it.
             let (phase, id) = match packet.direction {
                 Direction::Out => ("s", index),

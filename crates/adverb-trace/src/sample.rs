@@ -206,7 +206,14 @@ impl Sample {
             self.trace.requests[request.0].acks.push(PacketId(self.trace.packets.len() + 1));
         }
         let role = PacketRole::Ack { acked_psns: Some(psns), acked_requests };
-        self.add_packet(micros, SERVER, Operation::Rc(Rc::Acknowledge(aeth)), psns.last, Payload::Len(0), role);
+        self.add_packet(
+            micros,
+            SERVER,
+            Operation::Rc(Rc::Acknowledge(aeth)),
+            psns.last,
+            Payload::Len(0),
+            role,
+        );
     }
 
     fn send(&mut self) {
@@ -331,7 +338,14 @@ impl Sample {
         mad[16..18].copy_from_slice(&0x10_u16.to_be_bytes());
         let role = PacketRole::Cm { message: Some("REQ") };
         self.add_packet(500, CLIENT, datagram, Psn::ZERO, Payload::Part(256, &mad), role);
-        self.add_packet(510, CLIENT, datagram, Psn::ZERO, Payload::Len(256), PacketRole::Cm { message: None });
+        self.add_packet(
+            510,
+            CLIENT,
+            datagram,
+            Psn::ZERO,
+            Payload::Len(256),
+            PacketRole::Cm { message: None },
+        );
         self.trace.packets.iter_mut().rev().take(4).for_each(|packet| {
             packet.header.dest_qp = Qpn::GSI;
             packet.qpn = Qpn::GSI;

@@ -175,7 +175,8 @@ fn lost_packets_are_those_that_the_network_lost() {
         let mut numbers = [0; 2];
         for packet in data["packets"].as_array().unwrap().iter().filter(|packet| flags(packet) & OUT != 0) {
             let side = device_of_packet(&data, packet) as usize;
-            let matches = |seen: &&Seen| !seen.is_received && seen.side == side && seen.number == numbers[side];
+            let matches =
+                |seen: &&Seen| !seen.is_received && seen.side == side && seen.number == numbers[side];
             let sent = world.seen.iter().find(matches).unwrap();
             let is_delivered =
                 |seen: &Seen| seen.is_received && seen.side != side && seen.number == sent.number;
@@ -312,10 +313,18 @@ fn browser_draws_every_page_without_an_error() {
     }
     let pages = [
         (write_page("browsed_lossy", recorded(LOSSY, 5).recordings(9)), "row=40&search=retransmission", 1),
-        (write_page("browsed_clocks", with_other_host(recorded(LOSSY, 5).recordings(9))), "theme=dark&row=9", 1),
+        (
+            write_page("browsed_clocks", with_other_host(recorded(LOSSY, 5).recordings(9))),
+            "theme=dark&row=9",
+            1,
+        ),
         (write_page("browsed_one_end", [one]), "scale=time&failures", 1),
         (write_page("browsed_empty", []), "", 0),
-        (write_page("browsed_idle", World::connected(Transport::Rc, Faults::NONE, 1, 0).recordings(9)), "", 0),
+        (
+            write_page("browsed_idle", World::connected(Transport::Rc, Faults::NONE, 1, 0).recordings(9)),
+            "",
+            0,
+        ),
         (write_page("browsed_large", large.recordings(9)), "row=50000&search=wr_id 0xf9f", 1),
     ];
     let (_, large) = &pages[5].0;

@@ -71,7 +71,9 @@ impl Device {
             hint: hint.into(),
         };
         let Some(clock) = self.attributes().timestamp_clock else {
-            return Err(unsupported_error("read the process's clock: the device has no completion timestamps"));
+            return Err(unsupported_error(
+                "read the process's clock: the device has no completion timestamps",
+            ));
         };
         let read = self.backend().read_clock()?;
         let (ticks, at, uncertainty) = read.ok_or_else(|| {

@@ -56,7 +56,11 @@ impl CompletionQueue {
             hint: "`DeviceAttributes::moderation` has the maximum of the device".into(),
         };
         if count > limits.max_count {
-            return Err(limit_error("number of completions per event", count.into(), limits.max_count.into()));
+            return Err(limit_error(
+                "number of completions per event",
+                count.into(),
+                limits.max_count.into(),
+            ));
         }
         let period = period.as_micros();
         let max_period_micros = limits.max_period.as_micros();

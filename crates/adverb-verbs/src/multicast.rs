@@ -5,7 +5,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use adverb_proto::types::{Gid, Qpn, Transport};
 
-use super::{AddressHandle, GidEntry, GidType, LinkLayer, QueuePair, Traffic, UdDestination, log_without_unwinding};
+use super::{
+    AddressHandle, GidEntry, GidType, LinkLayer, QueuePair, Traffic, UdDestination, log_without_unwinding,
+};
 use crate::backend;
 use crate::error::{Error, Result};
 

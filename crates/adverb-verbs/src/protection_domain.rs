@@ -214,12 +214,7 @@ impl ProtectionDomain {
         other: &ProtectionDomain,
         queue: String,
     ) -> Error {
-        Error::ForeignDomain {
-            object,
-            domain: other.to_string(),
-            queue,
-            queue_domain: self.to_string(),
-        }
+        Error::ForeignDomain { object, domain: other.to_string(), queue, queue_domain: self.to_string() }
     }
 }
 

@@ -244,7 +244,9 @@ impl DeviceRecorder {
         active.stop_cause = Some(cause);
         // The pipe is empty, and the active recording holds its reader.
         if let Err(error) = active.stopped.write_all(&[1]) {
-            crate::log_without_unwinding(|| tracing::error!(%error, "reporting that a recording has stopped failed"));
+            crate::log_without_unwinding(
+                || tracing::error!(%error, "reporting that a recording has stopped failed"),
+            );
         }
     }
 

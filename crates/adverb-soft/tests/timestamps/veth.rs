@@ -110,7 +110,13 @@ fn nanos(from: Instant, to: Instant) -> i64 {
 fn print_summary(name: &str, mut values: Vec<i64>) -> (i64, i64, i64) {
     values.sort_unstable();
     let quantile = |permille: usize| values[(values.len() - 1) * permille / 1000];
-    println!("{name}: median {} ns, 99 % {} ns, {} to {} ns", quantile(500), quantile(990), quantile(0), quantile(1000));
+    println!(
+        "{name}: median {} ns, 99 % {} ns, {} to {} ns",
+        quantile(500),
+        quantile(990),
+        quantile(0),
+        quantile(1000)
+    );
     (quantile(0), quantile(500), quantile(1000))
 }
 
@@ -184,7 +190,8 @@ fn timestamps_are_those_of_the_kernel() {
     let (min, _, max) = print_summary("receive timestamp after the kernel's", receives);
     let error = MAX_ERROR.as_nanos() as i64;
     assert!(min >= -error && max <= error, "the receive timestamps are wrong");
-    let (min, median, _) = print_summary("send timestamp before the kernel passes the packet to the device", sends);
+    let (min, median, _) =
+        print_summary("send timestamp before the kernel passes the packet to the device", sends);
     assert!(min >= -error, "a packet was stamped after it was sent");
     // Debug builds and busy machines take longer, but not that much longer.
     assert!(median < 1_000_000, "the send timestamps are far too early");

@@ -469,7 +469,9 @@ impl Steps<'_> {
             (Some((_, source, destination)), _) => Some((source, destination)),
             (None, Some(connection)) => Some(match direction {
                 Direction::Out => (connection.local, connection.remote),
-                Direction::In => (received_addr(connection.remote, 0), received_addr(connection.local, ROCE_PORT)),
+                Direction::In => {
+                    (received_addr(connection.remote, 0), received_addr(connection.local, ROCE_PORT))
+                }
             }),
             (None, None) => None,
         };

@@ -73,7 +73,9 @@ fn append(trace: &Trace, json: &mut JsonText) {
     let mut strings = Strings::default();
     let context = Context { trace, ordered: &ordered, ends };
     json.begin_object().field("rowLimit", ROW_LIMIT);
-    append_list(json, "devices", trace.devices.iter().enumerate(), |json, device| context.append_device(json, device));
+    append_list(json, "devices", trace.devices.iter().enumerate(), |json, device| {
+        context.append_device(json, device)
+    });
     append_list(json, "ends", &ends.list, append_end);
     append_list(json, "requests", &trace.requests, |json, request| context.append_request(json, request));
     append_list(json, "packets", trace.packets.iter().zip(deliveries), |json, (packet, delivery)| {

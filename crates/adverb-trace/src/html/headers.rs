@@ -74,7 +74,9 @@ pub(super) fn posted(operation: &SendOperation) -> Vec<Field> {
         SendOperation::CompareSwap { remote: word, compare, swap } => {
             join_fields(remote(word), [("compare value", hex(*compare)), ("swap value", hex(*swap))])
         }
-        SendOperation::FetchAdd { remote: word, add } => join_fields(remote(word), [("add value", hex(*add))]),
+        SendOperation::FetchAdd { remote: word, add } => {
+            join_fields(remote(word), [("add value", hex(*add))])
+        }
         SendOperation::AtomicWrite { remote: word, bytes } => {
             let bytes: Vec<String> = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
             join_fields(remote(word), [("bytes", bytes.join(" "))])

@@ -30,7 +30,9 @@ pub(super) fn other_event(event: &TraceEvent) -> EventText {
         TraceEvent::Connected { transport, remote_qpn, .. } => {
             format!("{transport} connected to {remote_qpn}")
         }
-        TraceEvent::StateChanged { from, to, .. } => format!("QP {} → {}", state_name(*from), state_name(*to)),
+        TraceEvent::StateChanged { from, to, .. } => {
+            format!("QP {} → {}", state_name(*from), state_name(*to))
+        }
         TraceEvent::TimerExpired { timer, .. } => match timer {
             TimerKind::AckTimeout => "ACK timeout expired".to_owned(),
             TimerKind::Rnr => "RNR backoff ended".to_owned(),

@@ -193,7 +193,10 @@ mod tests {
         ] {
             let range = FlushRange { remote, length: 64, whole_region, global, persistent };
             let expected = ["start", call, "complete 7 0x2"];
-            assert_eq!(post_operation(SendOperation::Flush(range), both), (0, expected.map(str::to_owned).into()));
+            assert_eq!(
+                post_operation(SendOperation::Flush(range), both),
+                (0, expected.map(str::to_owned).into())
+            );
         }
     }
 

@@ -157,7 +157,8 @@ impl QueuePair {
             path_mtu: connection.mtu,
             psn: connection.psn,
             max_dest_rd_atomic: connection.max_dest_rd_atomic,
-            min_rnr_timer: RnrTimer::new(connection.min_rnr_timer).ok_or_else(|| invalid_code("min_rnr_timer"))?,
+            min_rnr_timer: RnrTimer::new(connection.min_rnr_timer)
+                .ok_or_else(|| invalid_code("min_rnr_timer"))?,
         })
     }
 
