@@ -173,7 +173,7 @@ impl QueuePair {
         }
         match content {
             ResponseContent::Read { position, payload } => {
-                self.handle_read_response(cx, position, payload, memory)
+                self.handle_read_response(cx, position, payload, memory);
             }
             ResponseContent::Atomic(value) => self.handle_atomic_response(cx, value, memory),
         }

@@ -74,7 +74,7 @@ fn append(trace: &Trace, json: &mut JsonText) {
     let context = Context { trace, ordered: &ordered, ends };
     json.begin_object().field("rowLimit", ROW_LIMIT);
     append_list(json, "devices", trace.devices.iter().enumerate(), |json, device| {
-        context.append_device(json, device)
+        context.append_device(json, device);
     });
     append_list(json, "ends", &ends.list, append_end);
     append_list(json, "requests", &trace.requests, |json, request| context.append_request(json, request));
