@@ -28,7 +28,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// The progress of one connection.
 #[derive(Default)]
 struct Progress {
-    /// Messages that were answered.
+    /// The number of messages that were answered.
     answered: Cell<u64>,
     is_stopped: Cell<bool>,
 }
@@ -96,7 +96,7 @@ async fn send_and_check(connection: &Connection, progress: &Progress) -> Result<
             return Err(format!("the answer to message {number} is {answer:?}").into());
         }
         progress.answered.set(number + 1);
-        // An idle connection sleeps, so the runtime waits for events between messages.
+        // The pause makes the connection idle, so that the runtime waits for events between messages.
         sleep(POLL_INTERVAL).await;
     }
     Ok(connection.shutdown().await?)

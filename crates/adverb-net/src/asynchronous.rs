@@ -239,7 +239,8 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // A reconnecting connection may hold a reference to it.
+        // The redialer may hold a reference to the listening sockets for a moment, so dropping `listening` does not
+        // always close them.
         self.stop();
     }
 }
@@ -269,7 +270,7 @@ impl fmt::Debug for Listener {
 /// let address = listener.local_addr();
 /// tokio::spawn(async move {
 ///     let connection = listener.accept().await?;
-///     // Sends the received buffer; copies nothing.
+///     // A long message is sent from the buffer in which it was received, without a copy.
 ///     while let Some(message) = connection.recv().await? {
 ///         connection.send(message).await?;
 ///     }
@@ -572,7 +573,7 @@ impl Drop for Connection {
     }
 }
 
-/// Interval at which a dropped connection is polled for the peer's acknowledgement of the close.
+/// Interval at which a dropped connection is polled for the peer's last write, the acknowledgement of the close.
 const LINGER_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 impl fmt::Debug for Connection {

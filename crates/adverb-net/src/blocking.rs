@@ -1,4 +1,4 @@
-//! Connections for threads: each call blocks until its operation is complete.
+//! Connections for threads: calls that wait block their thread.
 
 mod address_space;
 mod remote;
@@ -210,7 +210,8 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // A reconnecting connection may hold a reference to it.
+        // The redialer may hold a reference to the listening sockets for a moment, so dropping `listening` does not
+        // always close them.
         self.stop();
     }
 }
@@ -238,7 +239,7 @@ impl fmt::Debug for Listener {
 /// let address = listener.local_addr();
 /// std::thread::spawn(move || {
 ///     let connection = listener.accept()?;
-///     // Sends the received buffer; copies nothing.
+///     // A long message is sent from the buffer in which it was received, without a copy.
 ///     while let Some(message) = connection.recv()? {
 ///         connection.send(message)?;
 ///     }
@@ -456,7 +457,7 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         if self.driver.is_lingering() {
-            // The connection ends, whether the peer acknowledges its close in time or not.
+            // The connection ends even if the peer's acknowledgement of the close does not arrive in time.
             let _ = self.driver.wait(LINGER, "waiting for the peer to close", Driver::linger);
         }
     }

@@ -1,4 +1,4 @@
-//! The parts of the protocol that a fuzzer drives: those that need no device.
+//! The parts of the protocol that need no device, for a fuzzer.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -12,12 +12,12 @@ use super::bootstrap::belongs_to;
 use super::protocol::handshake::Greeting;
 use super::protocol::proof::{Credentials, Ends};
 
-/// Parses bytes as each message of a peer, and performs a handshake whose greetings the bytes change. The handshake succeeds if
-/// and only if both sides have the same key, and no greeting was changed.
+/// Parses bytes as each message of a peer, and performs a handshake whose greetings the bytes change. The handshake
+/// succeeds if and only if both sides have the same key, and no greeting was changed.
 ///
 /// # Panics
 ///
-/// If a parsed message has other bytes when it is emitted, or the handshake has the wrong result.
+/// Panics if a parsed message has other bytes when it is emitted, or the handshake has the wrong result.
 pub fn handshake(bytes: &[u8]) {
     parse_messages(bytes);
     check_gid(bytes);
@@ -34,7 +34,7 @@ fn parse_messages(bytes: &[u8]) {
     adverb_net_proto::fuzzing::parse(bytes);
 }
 
-/// Checks a GID against the address of a TCP peer: an accepted GID is one of that host.
+/// Checks that a GID which is accepted for a TCP peer is an address of that peer's host.
 fn check_gid(bytes: &[u8]) {
     let Some((gid, rest)) = bytes.split_first_chunk::<16>() else { return };
     let Some(peer) = rest.first_chunk::<4>() else { return };
@@ -119,19 +119,19 @@ fn handshake_with_attacker(choices: &mut Choices) {
     };
     assert!(
         connector_key_index == listener_key_index && connector_key_index > 0,
-        "another key was taken for the same"
+        "a handshake with different keys succeeded"
     );
     assert_eq!(
         (received, received_answer),
         (sent_greeting, sent_answer),
-        "a change of a greeting went unnoticed"
+        "a change of a greeting was not detected"
     );
 
     let ring = RemoteMemory { addr: 1, rkey: 2, len: 512 };
     let hello = Hello { ring, max_outstanding_writes: 4, max_message_size: 0, session: None }.emit();
     for (from, to) in [(&seal, &listener_seal), (&listener_seal, &seal)] {
         let sealed = [&from.seal(&hello)[..], &hello].concat();
-        assert_eq!(from.open(&sealed).ok(), None, "nobody hears itself");
+        assert_eq!(from.open(&sealed).ok(), None, "a side rejects its own hello");
         let mut received = sealed.clone();
         choices.corrupt(&mut received);
         assert_eq!(to.open(&received).is_ok(), received == sealed);

@@ -70,7 +70,7 @@ impl Key {
         self.hash(purpose, parts) == blake3::Hash::from_bytes(*digest)
     }
 
-    /// Whether both options have the same key, or both have none.
+    /// Whether the keys of two sides are the same, or both are absent.
     pub(super) fn is_same(one: Option<&Key>, other: Option<&Key>) -> bool {
         match (one, other) {
             (Some(one), Some(other)) => {

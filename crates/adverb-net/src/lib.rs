@@ -20,17 +20,17 @@
 //!
 //! # Authentication
 //!
-//! A listener accepts every peer that reaches it, unless both sides have a [`Key`] (see [`Options::key`]). With a
-//! key, each side proves to the other that it has the key before either side sends an address of its memory. A key
-//! authenticates the handshake only: RDMA packets are neither encrypted nor signed.
+//! A listener without a [`Key`] accepts every peer that reaches it and has no key either. With a key (see
+//! [`Options::key`]), each side proves to the other that it has the key before either side sends an address of its
+//! memory. A key authenticates the handshake only: RDMA packets are neither encrypted nor signed.
 //!
 //! # Progress
 //!
 //! A connection has no background thread: the calls that use the connection drive it. The exception is a connection
 //! that has failed and is [reconnecting](Options::reconnect). While a process has such connections, one thread
-//! (`adverb-redial`) reconnects all of them: it dials, and drives the handshakes of listeners whose accepted connections
-//! have failed. Up to four further threads (`adverb-resolve`) look up host names for it. All of these threads are
-//! temporary.
+//! (`adverb-redial`) reconnects all of them: it dials, and drives the handshakes of listeners whose accepted
+//! connections have failed. Up to four further threads (`adverb-resolve`) look up host names for it. All of these
+//! threads are temporary.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

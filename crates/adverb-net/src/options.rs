@@ -209,10 +209,9 @@ impl Options {
     ///
     /// A connection that fails is reconnected over the same path, or over [another
     /// path](super::blocking::Connector::alternate_addr). Calls that use the connection detect the failure, as
-    /// [`keepalive`](Options::keepalive) describes; without such a call, the failure is not detected. One
-    /// thread then reconnects all failed connections of the process: the connector dials again, and the listener
-    /// accepts, if it still exists. The
-    /// accepting side must have detected the failure too, or a caller must be waiting in
+    /// [`keepalive`](Options::keepalive) describes; without such a call, the failure is not detected. One thread then
+    /// reconnects all failed connections of the process: the connector dials again, and the listener accepts, if it
+    /// still exists. The accepting side must have detected the failure too, or a caller must be waiting in
     /// [`accept`](super::blocking::Listener::accept). Therefore, set the keepalive to a small fraction of this time
     /// limit.
     ///
@@ -241,11 +240,13 @@ pub enum Bootstrap {
     ///
     /// A listener accepts connections over TCP, and from the connection manager if its device has one.
     ///
-    /// A connector over RDMA hardware tries the connection manager first, and TCP if the peer does not reply to the
-    /// connection manager. A connector over a software device uses TCP only, because several users of one machine can
-    /// share an address for TCP, but not for RDMA. To reach a listener with [`Bootstrap::ConnectionManager`], such
-    /// a connector must set the same option. The connector does not try the connection manager after a refused TCP
-    /// connection, because that attempt takes seconds to fail if there is no listener.
+    /// A connector over RDMA hardware tries the connection manager first. If that fails, for example because the peer's
+    /// connection manager has no listener at the port, the connector tries TCP, unless the time limit has expired or
+    /// the listener has rejected the connection. A connector over a software device uses TCP only, because several
+    /// users of one machine can share an address for TCP, but not for RDMA. To reach a listener with
+    /// [`Bootstrap::ConnectionManager`], such a connector must set the same option. The connector does not try the
+    /// connection manager after a refused TCP connection, because that attempt takes seconds to fail if there is no
+    /// listener.
     #[default]
     Auto,
     /// The RDMA connection manager (`rdma_cm`), at the same port number in its own port space. No TCP connection is

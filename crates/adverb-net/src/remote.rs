@@ -37,7 +37,7 @@ impl RemoteAccess {
         self.0
     }
 
-    /// Returns the bits for memory that the peer addresses by its addresses.
+    /// Returns the bits for memory that is exposed at addresses.
     pub(super) fn bits_by_address(self) -> u8 {
         self.0 | BY_ADDRESS
     }
@@ -51,7 +51,7 @@ impl RemoteAccess {
     }
 }
 
-/// Flag next to the permissions: the peer addresses the memory by its addresses.
+/// The flag, next to the permissions, of memory that is exposed at addresses.
 const BY_ADDRESS: u8 = 8;
 
 impl BitOr for RemoteAccess {
@@ -66,12 +66,12 @@ impl BitOr for RemoteAccess {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PeerRegion {
     pub(super) region: ExposedRegion,
-    /// The number of the lane over which the peer has exposed it.
+    /// The number of the lane over which the peer has exposed the memory.
     pub(super) lane: u32,
 }
 
 impl PeerRegion {
-    /// Whether the peer addresses the memory by its addresses.
+    /// Whether the memory is exposed at addresses.
     pub(super) fn is_by_address(&self) -> bool {
         self.region.rights & BY_ADDRESS != 0
     }
@@ -86,8 +86,8 @@ impl PeerRegion {
         Some(start..end)
     }
 
-    /// Returns the remote address of a range, if it is within the memory and permitted. A rejection by the peer's
-    /// device would end the connection.
+    /// Returns the remote address of a range, if it is within the memory and permitted. Otherwise the peer's device
+    /// would reject the request, which ends the connection.
     pub(super) fn remote_addr(&self, offset: u64, len: usize, right: RemoteAccess) -> Result<RemoteAddress> {
         if !RemoteAccess(self.region.rights).contains(right) {
             let reason = "the peer's region does not allow this access";
@@ -113,7 +113,7 @@ impl PeerRegion {
         self.remote_addr(offset, 8, RemoteAccess::ATOMIC)
     }
 
-    /// Like [`remote_addr`](PeerRegion::remote_addr), for a range; also returns its length.
+    /// Returns the [remote address](PeerRegion::remote_addr) of a range of offsets, and the range's length.
     pub(super) fn range_addr(
         &self,
         range: &Range<u64>,
@@ -127,7 +127,7 @@ impl PeerRegion {
     }
 }
 
-/// Requests of both kinds of remote memory.
+/// Requests to memory that is exposed by name or at addresses.
 impl PeerRegion {
     pub(super) fn read<'a>(&self, driver: &'a Driver, range: &Range<u64>) -> Result<PendingOp<'a>> {
         let (remote_addr, len) = self.range_addr(range, RemoteAccess::READ)?;

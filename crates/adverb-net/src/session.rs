@@ -33,16 +33,16 @@ pub(super) fn find(id: &SessionId) -> Option<Arc<Driver>> {
 /// The session that a connector requests.
 #[derive(Clone, Debug)]
 pub(super) enum SessionRequest {
-    /// A new session with this number.
+    /// A new session with this ID.
     Begin(SessionId),
     /// The session of a connection that has no lane.
     Resume(Weak<Driver>),
-    /// The session of this number, of which this process knows nothing else.
+    /// A session with this ID, to which the connector does not belong.
     #[cfg(all(test, feature = "soft", not(loom)))]
     Forge(SessionId),
 }
 
-/// Returns a request for a new session, with a random number.
+/// Returns a request for a new session, with a random ID.
 pub(super) fn begin() -> Result<SessionRequest> {
     let mut id = SessionId::default();
     let failed = |error| super::bootstrap::verb_error("reading random bytes", io::Error::other(error), "");
@@ -50,7 +50,7 @@ pub(super) fn begin() -> Result<SessionRequest> {
     Ok(SessionRequest::Begin(id))
 }
 
-/// The side that established a connection, and establishes it again.
+/// The way in which a connection was established, and is established again.
 #[derive(Clone)]
 pub(super) enum Origin {
     /// This side dials the peer.
@@ -59,20 +59,20 @@ pub(super) enum Origin {
     Accepted(Weak<Listening>),
 }
 
-/// The means by which a connection is reconnected.
+/// A connection, and the way in which it is reconnected.
 pub(super) struct ResumeOrigin {
     driver: Weak<Driver>,
     origin: Origin,
 }
 
-/// Makes an established driver a connection, which is reconnected when it fails, if both sides enable that.
+/// Makes the connection of a driver reconnect when it fails, if both sides enable that. Returns the driver.
 pub(super) fn enable_reconnect(driver: Arc<Driver>, origin: Origin) -> Arc<Driver> {
     if let Some(id) = driver.session() {
         // The peer of a connector never dials.
         if let Origin::Accepted(_) = origin {
             let mut sessions = SESSIONS.lock();
             sessions.retain(|_, driver| driver.strong_count() > 0);
-            // The first connection with a number keeps it: a peer that has observed the number cannot replace the connection.
+            // The first connection with an ID keeps it: a peer that has observed the ID cannot replace the connection.
             sessions.entry(id).or_insert_with(|| Arc::downgrade(&driver));
         }
         driver.enable_reconnect(ResumeOrigin { driver: Arc::downgrade(&driver), origin });
@@ -81,8 +81,8 @@ pub(super) fn enable_reconnect(driver: Arc<Driver>, origin: Origin) -> Arc<Drive
 }
 
 impl ResumeOrigin {
-    /// Makes the redialer reconnect the connection, or end it when the time limit expires. `redial_count` is the number of
-    /// times that the redialer was started for the connection. Never blocks. Dropping the handle cancels the work.
+    /// Makes the redialer reconnect the connection, or end it when the time limit expires. `redial_count` is the number
+    /// of times that the redialer was started for the connection. Never blocks. Dropping the handle cancels the work.
     ///
     /// # Errors
     ///

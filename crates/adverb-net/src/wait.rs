@@ -76,7 +76,7 @@ impl Driver {
         }
     }
 
-    /// Waits until `ready` returns a value, which it hasn't done just now.
+    /// Blocks until `ready` returns a value. The caller has just called `ready`, which returned none.
     fn block<T>(
         &self,
         core: MutexGuard<'_, Core>,
@@ -134,7 +134,8 @@ impl Driver {
         }
     }
 
-    /// Returns the value of `ready` after everything that is possible without a poll of the device.
+    /// Calls `ready` and advances the connection, without polling the device, until `ready` returns a value or nothing
+    /// changes.
     pub(super) fn check<T>(
         &self,
         core: &mut MutexGuard<'_, Core>,
@@ -143,7 +144,7 @@ impl Driver {
         loop {
             let change_count = core.change_count;
             let value = ready(self, core);
-            // A failure may have been found while a request was posted. The lock may be released meanwhile.
+            // `ready` may have posted a request, and detected a failure. `advance` may release the lock for a while.
             self.advance(core);
             if !matches!(value, Ok(None)) || core.change_count == change_count {
                 return value;
@@ -201,5 +202,5 @@ fn spin(lane: &Lane, done: &mut Vec<Completion>, time: Duration) -> Result<usize
 const LANE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// The interval in which a leading thread checks whether its lane is drained.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// The maximum time of a wait, which the clock can represent.
+/// The maximum time of a wait: the clock can represent the end of the wait.
 const MAX_WAIT: Duration = Duration::from_secs(1 << 30);

@@ -23,13 +23,13 @@ pub(super) struct TaskWait {
 }
 
 enum State {
-    /// It doesn't wait.
+    /// The task doesn't wait.
     Idle,
-    /// Its condition didn't hold just now.
+    /// The task's condition was just checked, and doesn't hold.
     Begun,
-    /// It polls between other tasks, since this time and for this long.
+    /// The task polls and yields to other tasks, since this time and for this long.
     Spinning(Instant, Duration),
-    /// It has left its waker.
+    /// The task has registered its waker.
     Blocked,
 }
 
@@ -106,7 +106,7 @@ impl TaskWait {
             self.state = State::Blocked;
             let timeout = driver.timeout(&locked.core);
             drop(locked);
-            // An event from before the waker was left has not woken the task.
+            // An event that was raised before the waker was registered has not woken the task.
             if block == Block::Sleep && self.take_event(driver, events)? {
                 continue;
             }
@@ -117,8 +117,8 @@ impl TaskWait {
         }
     }
 
-    /// Takes the pending events: those of the completion queue, and those of the connection manager. Returns whether there may
-    /// have been any, and the task has no waker any more. Otherwise an event wakes all tasks.
+    /// Takes the pending events of the completion queue and of the connection manager. Returns `true` if there may have
+    /// been any; the task's waker is then removed. Otherwise the next event wakes all tasks.
     fn take_event(&mut self, driver: &Driver, events: &AsyncFd<OwnedFd>) -> Result<bool> {
         // A descriptor has one waker only, and its task may never be polled again.
         let all = Waker::from(Arc::clone(&driver.tasks));

@@ -24,7 +24,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// - Returns [`Error::MessageTooLong`] if the name has more than 64 bytes.
+    /// - Returns [`Error::LimitExceeded`] if the name has more than 64 bytes.
     /// - Returns an error if the memory cannot be allocated or registered.
     /// - Returns the errors of [`send`](Connection::send).
     pub fn expose(&self, name: &str, len: usize, access: RemoteAccess) -> Result<MemoryRegion> {
@@ -62,7 +62,7 @@ pub struct RemoteRegion<'a> {
 
 impl RemoteRegion<'_> {
     /// Returns the size of the memory in bytes.
-    #[allow(clippy::len_without_is_empty, reason = "memory always has some")]
+    #[allow(clippy::len_without_is_empty, reason = "a region is never empty")]
     pub fn len(&self) -> u64 {
         self.memory.region.len
     }

@@ -8,8 +8,8 @@ use super::device;
 use crate::Options;
 use crate::protocol::handshake::Flaw;
 
-/// The devices that a listener serves. All of them are opened when the listener is bound, so that no peer can make the listener
-/// open a device, or wait while one is opened.
+/// The devices that a listener serves. All of them are opened when the listener is bound, so that no peer can make the
+/// listener open a device, or wait while one is opened.
 pub(super) enum ServedDevices {
     /// The device of the options, or of the address that the listener is bound to.
     One(Device),
@@ -27,12 +27,12 @@ pub(super) struct ServedDevice {
 impl ServedDevices {
     /// Opens the devices of a listener at `ip`.
     ///
-    /// A wildcard listener serves all RDMA hardware, the software devices that the process has open, and `soft`, which has
-    /// loopback addresses only. It opens no software device at a routable address: such an address must be named.
+    /// A wildcard listener serves all RDMA hardware, the software devices that the process has open, and `soft`, which
+    /// has loopback addresses only. It opens no software device at a routable address: such an address must be named.
     ///
     /// # Errors
     ///
-    /// If no device has the address, or a device can't be opened.
+    /// Returns an error if no device has the address, or the device can't be opened.
     pub(super) fn open(ip: IpAddr, options: &Options) -> Result<ServedDevices> {
         let ip = ip.to_canonical();
         if options.device.is_some() || !ip.is_unspecified() {
@@ -46,7 +46,8 @@ impl ServedDevices {
                 Err(error) => failure = Some(error),
             }
         }
-        // `soft` comes before others at the same address: `SoftDevice::loopback` has 127.0.0.1 too, and nothing reaches it.
+        // `soft` precedes other devices with the same address: `SoftDevice::loopback` has 127.0.0.1 too, but no packets
+        // of other devices reach it.
         devices.extend(internal::software_in_use().into_iter().filter(|device| device.name() != "soft"));
         if devices.is_empty() {
             return Err(failure.unwrap_or_else(no_device));
@@ -86,7 +87,7 @@ impl ServedDevices {
         }
     }
 
-    /// Whether RDMA hardware with a connection manager is among them.
+    /// Whether RDMA hardware with a connection manager is among the devices.
     pub(super) fn has_hardware_manager(&self) -> bool {
         let is_managed =
             |device: &Device| !device.is_software() && device.attributes().has_connection_manager;

@@ -13,8 +13,8 @@ use super::{DialChannel, Handshake, dial_channels, no_address, not_watched};
 use crate::Options;
 use crate::driver::Established;
 
-/// An attempt to connect to one address, over each [`DialChannel`] in turn. No call blocks: [poll](Dial::poll) it when its descriptor is
-/// readable, and when the time [left](Dial::time_left) is over. Dropping it cancels the attempt.
+/// An attempt to connect to one address, over each [`DialChannel`] in turn. No call blocks: [poll](Dial::poll) it when
+/// its descriptor is readable, and when the time [left](Dial::time_left) is over. Dropping it cancels the attempt.
 pub(crate) struct Dial {
     peer: SocketAddr,
     options: Options,
@@ -33,7 +33,7 @@ impl Dial {
     ///
     /// # Errors
     ///
-    /// Returns an error if the system has no file descriptors or random numbers left.
+    /// Returns an error if the process has no file descriptors left, or the system provides no random numbers.
     pub(crate) fn new(peer: SocketAddr, options: &Options, deadline: Deadline) -> Result<Dial> {
         let watch = Arc::new(Watch::new().map_err(not_watched)?);
         let (options, channels) = dial_channels(peer, options)?;

@@ -7,11 +7,11 @@ use adverb_verbs::{Gid, LinkLayer, QueuePair};
 use crate::Options;
 use crate::protocol::handshake::Flaw;
 
-/// Checks that the GID in a peer's greeting belongs to the peer of the TCP connection, so that no peer can aim packets of this
-/// side at a third party.
+/// Checks that the GID in a peer's greeting belongs to the peer of the TCP connection, so that no peer can make this
+/// side send packets to a third party.
 ///
-/// The check doesn't apply where GIDs say nothing about the IP network: on InfiniBand, and on software devices whose network
-/// is in memory.
+/// The check doesn't apply where GIDs are not addresses of an IP network: on InfiniBand, and on software devices whose
+/// network is in memory.
 pub(super) fn check_gid(
     gid: Gid,
     peer: IpAddr,
@@ -29,7 +29,7 @@ pub(super) fn check_gid(
 /// Whether packets to a GID go to the host of an IP address.
 pub(crate) fn belongs_to(gid: Gid, peer: IpAddr) -> bool {
     let (addr, peer) = (gid.udp_addr().ip(), peer.to_canonical());
-    // Every loopback address is this machine's: the device may be at another than the TCP connection.
+    // All loopback addresses belong to this machine, and the device may have another one than the TCP connection.
     addr == peer || addr.is_loopback() && peer.is_loopback()
 }
 
@@ -46,7 +46,7 @@ mod tests {
             // 192.0.2.7, UDP port 4792.
             ("100::12b8:c000:207", "192.0.2.7", true),
             ("100::12b8:c000:207", "192.0.2.8", false),
-            // Not one of the ports, so the IPv6 address that it looks like.
+            // No software device uses UDP port 1, so this GID is a plain IPv6 address.
             ("100::1:c000:207", "192.0.2.7", false),
             ("2001:db8::7", "2001:db8::7", true),
             ("2001:db8::7", "192.0.2.7", false),

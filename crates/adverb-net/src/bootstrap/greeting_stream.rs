@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use crate::protocol::handshake::Side;
 
-    /// Feeds bytes in pieces of one length; returns the greeting and the number of bytes that it took.
+    /// Feeds bytes in pieces of this length. Returns the greeting, and the number of bytes that were consumed.
     fn feed(bytes: &[u8], piece: usize) -> (Result<Greeting, Flaw>, usize) {
         let (mut buffer, mut taken) = (GreetingBuffer::new(), 0);
         loop {
@@ -125,7 +125,7 @@ mod tests {
         for greeting in [Greeting::Side(side), Greeting::Refusal("no".to_owned())] {
             let mut bytes = greeting.emit();
             let len = bytes.len();
-            // The bytes behind it are not part of it.
+            // The bytes that follow are not part of the greeting.
             bytes.extend_from_slice(&[0xff; 200]);
             for piece in 1..=bytes.len() {
                 assert_eq!(feed(&bytes, piece), (Ok(greeting.clone()), len));

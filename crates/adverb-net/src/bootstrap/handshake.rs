@@ -18,8 +18,8 @@ use crate::driver::{Established, HelloExchange, Lane, LaneParts};
 use crate::protocol::handshake::{Flaw, Greeting, Side};
 use crate::protocol::proof::{Credentials, Ends, Role, Seal};
 
-/// A handshake, on either side. No call blocks: [poll](Handshake::poll) it when its descriptor is readable, and when the time
-/// [left](Handshake::time_left) is over.
+/// A handshake, on either side. No call blocks: [poll](Handshake::poll) it when its descriptor is readable, and when
+/// the time [left](Handshake::time_left) is over.
 ///
 /// Dropping it aborts the handshake, and the peer notices that.
 pub(crate) struct Handshake {
@@ -29,17 +29,19 @@ pub(crate) struct Handshake {
     deadline: Deadline,
     /// The time when the current phase began.
     since: Instant,
-    /// The time to look again whether the old lane of a resuming connection has drained, which no descriptor shows.
+    /// The time of the next check whether the old lane of a resuming connection has drained, which no descriptor
+    /// reports.
     retry_at: Option<Instant>,
     /// Readable when the handshake can make progress.
     watch: Arc<Watch>,
 }
 
-/// The maximum time until the hello of a listener that has closed TCP arrives: its device retransmits for as long.
+/// The maximum time to wait for the hello of a listener that has closed TCP: its device retransmits the hello for this
+/// long.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The interval in which a handshake looks whether the old lane of a resuming connection has drained.
-const INTERRUPT_POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// The interval in which a handshake checks whether the old lane of a resuming connection has drained.
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 enum Phase {
     /// Connector: the kernel establishes the TCP connection.
@@ -62,7 +64,7 @@ enum Phase {
 
 /// The channel by which a side notices that the peer has aborted the handshake before its hello arrived.
 enum Channel {
-    /// The TCP connection, which both sides keep open until then.
+    /// The TCP connection, which both sides keep open until the hellos have arrived.
     Tcp(GreetingStream),
     /// The TCP connection, which the listener has closed: its hello is in flight, or the listener has aborted.
     ClosedByListener,
@@ -75,7 +77,7 @@ enum Progress {
     Done(Established),
     /// The next phase may have something to do.
     Next,
-    /// There is nothing to do until the descriptor is readable.
+    /// There is nothing to do until the descriptor is readable, or the time is up.
     Wait,
 }
 
@@ -213,7 +215,7 @@ impl Handshake {
         }
     }
 
-    /// Takes a step.
+    /// Advances the current phase.
     fn advance(&mut self, now: Instant) -> Result<Progress> {
         let peer = self.peer;
         let unreachable = |error| unreachable(peer, error);
@@ -273,7 +275,7 @@ impl Handshake {
                 self.next(Phase::CmConnecting(connecting, Box::new((parts, credentials))), now)
             }
             Phase::CmConnecting(mut connecting, prepared) => {
-                let Some(connection) = connecting.poll().map_err(rejection)? else {
+                let Some(connection) = connecting.poll().map_err(parse_refusal)? else {
                     return self.wait(Phase::CmConnecting(connecting, prepared));
                 };
                 let (parts, credentials) = *prepared;
@@ -301,7 +303,7 @@ impl Handshake {
         }
     }
 
-    /// Looks whether the peer's hello has arrived, or the peer has aborted.
+    /// Checks whether the peer's hello has arrived, or the peer has aborted.
     fn await_hello(
         &mut self,
         mut exchange: Box<HelloExchange>,
@@ -327,7 +329,7 @@ impl Handshake {
             }
             _ if has_ended => Err(self.aborted_by_peer()),
             channel => {
-                self.retry_at = exchange.must_retry().then(|| now + INTERRUPT_POLL_INTERVAL);
+                self.retry_at = exchange.must_retry().then(|| now + DRAIN_POLL_INTERVAL);
                 self.wait(Phase::AwaitingHello(exchange, channel))
             }
         }
@@ -462,7 +464,8 @@ fn side(peer: SocketAddr, greeting: Result<Greeting, Flaw>) -> Result<Side> {
     }
 }
 
-/// Returns the side that a connector's greeting describes, and the credentials to answer it with, if both have a key or neither.
+/// Returns the side that a connector's greeting describes, and the credentials of the answer, if both sides have a key
+/// or neither has.
 fn check_connector(
     peer: SocketAddr,
     greeting: Result<Greeting, Flaw>,
@@ -482,7 +485,7 @@ fn credentials(options: &Options) -> Result<Credentials> {
     Ok(Credentials::new(options.key.as_ref(), nonce))
 }
 
-/// Creates a queue pair and the other parts of a connection, on a device and at a local address that reaches the peer.
+/// Creates a queue pair and the other parts of a lane, on a device and at a local address that reaches the peer.
 fn parts(
     device: &Device,
     local: IpAddr,
@@ -491,12 +494,12 @@ fn parts(
 ) -> Result<(LaneParts, QueuePair)> {
     LaneParts::new(device, peer, options, |domain| {
         let builder = domain.queue_pair(Transport::Rc);
-        // The peer knows this side by this address; the device may not have it.
+        // The peer has dialed this address, or was dialed from it. The device may have other addresses only.
         Ok(if domain.device().has_addr(local) { builder.local_addr(local) } else { builder })
     })
 }
 
-/// Creates a queue pair and the other parts of a connection, for a path of the connection manager.
+/// Creates a queue pair and the other parts of a lane, for a path of the connection manager.
 fn parts_for(
     device: &Device,
     path: &cm::Path,
@@ -510,13 +513,14 @@ fn parts_for(
 fn refusal(error: &Error) -> Greeting {
     Greeting::Refusal(match error {
         Error::HandshakeRejected { reason, .. } => reason.clone(),
-        // Strangers do not learn about the state of this machine.
+        // An unauthenticated peer must not learn about the state of this machine.
         _ => "the listener could not establish the connection; its log has the cause".to_owned(),
     })
 }
 
-/// Returns the error in a refusal that a listener has sent by the connection manager.
-fn rejection(error: Error) -> Error {
+/// Returns the error for a rejection by the peer's connection manager: the reason of the listener, if it has sent a
+/// refusal.
+fn parse_refusal(error: Error) -> Error {
     match error {
         Error::CmRejected { peer, reason: cm::RejectReason::ConsumerReject, ref private_data, .. } => {
             match Greeting::parse(private_data) {

@@ -48,7 +48,7 @@ pub(crate) enum Accepted {
 pub(crate) enum ServeResult {
     /// Serve again when the descriptor is readable, or after this time.
     Wait(Arc<AcceptFd>, Duration),
-    /// A call that accepts drives the handshakes, or the listener is stopped, or its queue is full.
+    /// A call that accepts drives the handshakes, the listener is stopped, its queue is full, or accepting has failed.
     Skipped,
 }
 
@@ -135,8 +135,8 @@ impl Listening {
         Accepting(self)
     }
 
-    /// Drives the handshakes on behalf of broken connections whose peers reconnect, unless a call that accepts drives them. Never
-    /// blocks. New connections are queued for the next call that accepts.
+    /// Drives the handshakes on behalf of broken connections whose peers reconnect, unless a call that accepts drives
+    /// them. Never blocks. New connections are queued for the next call that accepts.
     pub(crate) fn serve(&self, now: Instant) -> ServeResult {
         // A call that holds the lock drives the handshakes.
         let Some(mut acceptor) = self.acceptor.try_lock() else { return ServeResult::Skipped };
@@ -266,8 +266,8 @@ impl Acceptor {
         watched.map_err(not_watched)
     }
 
-    /// Accepts peers, and polls the handshakes that can make progress. Returns one that has become a new connection; connections
-    /// that resume are passed to the broken ones.
+    /// Accepts peers, and polls the handshakes that can make progress. Returns a new connection, if one is established.
+    /// A handshake that resumes a session has passed its lane to the broken connection.
     fn poll(&mut self, options: &Options, now: Instant) -> Result<Option<Arc<Driver>>> {
         self.log.flush();
         let has_shortage = self.accept_peers(options, now)?;
@@ -277,7 +277,7 @@ impl Acceptor {
             // A handshake may be ready and due at the same time.
             let Some(handshake) = self.pending.get_mut(&token) else { continue };
             let polled = match handshake.poll(now) {
-                // Silent peers do not keep others out for long.
+                // A silent peer must not delay other peers for long.
                 Ok(None) if is_full && handshake.silence(now) >= MAX_SILENCE => {
                     Err(handshake.silence_error(now))
                 }

@@ -1,15 +1,16 @@
-//! A bound on the log lines that strangers cause.
+//! A limit on the log lines about failed handshakes, which any peer can cause.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use adverb_verbs::Error;
 
-/// Log lines about single peers per [`PERIOD`]. The peers beyond are counted, and the count is logged when the period is over.
+/// The maximum number of log lines about single peers per [`PERIOD`]. Further peers are counted, and the count is
+/// logged when the period is over.
 pub(super) const MAX_LINES: u32 = 8;
 pub(super) const PERIOD: Duration = Duration::from_secs(1);
 
-/// Logs peers that could not be connected, at most [`MAX_LINES`] lines and a count per [`PERIOD`].
+/// The log of peers whose handshakes failed: at most [`MAX_LINES`] lines and a count per [`PERIOD`].
 #[derive(Debug)]
 pub(super) struct FailureLog {
     period_start: Instant,
@@ -23,7 +24,7 @@ impl FailureLog {
         FailureLog { period_start: Instant::now(), lines: 0, suppressed: 0 }
     }
 
-    /// Logs that a peer could not be connected, or counts it.
+    /// Logs that a peer's handshake failed, or counts the peer.
     pub(super) fn record(&mut self, peer: SocketAddr, error: &Error) {
         if let Some(count) = self.advance(Instant::now()) {
             report(count);

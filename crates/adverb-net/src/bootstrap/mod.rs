@@ -1,7 +1,8 @@
 //! Establishing connections: state machines that threads, tasks and the redialer drive alike.
 //!
-//! A [`Dial`] is a connector's attempt to reach one address. A [`Listening`] accepts connections. Both run [`Handshake`]s, over TCP
-//! or the connection manager. None of them blocks: each has one descriptor, and a time after which it must be polled.
+//! A [`Dial`] is a connector's attempt to reach one address. A [`Listening`] accepts connections. Both run
+//! [`Handshake`]s, over TCP or the connection manager. None of them blocks: each has one descriptor, and a time after
+//! which it must be polled.
 
 mod devices;
 mod dial;
@@ -33,8 +34,8 @@ enum DialChannel {
     ConnectionManager(Option<IpAddr>),
 }
 
-/// Returns the channels to a peer, the preferred one first, and the options for them: with a session and a device if they are
-/// known.
+/// Returns the channels to a peer, the preferred one first, and the options for them: with a session if the connection
+/// reconnects, and with the device of the route if there is one.
 fn dial_channels(peer: SocketAddr, options: &Options) -> Result<(Options, Vec<DialChannel>)> {
     let mut options = options.clone();
     if options.reconnect.is_some() && options.session.is_none() {
@@ -42,7 +43,7 @@ fn dial_channels(peer: SocketAddr, options: &Options) -> Result<(Options, Vec<Di
     }
     let local = route(peer.ip());
     if options.bootstrap == Bootstrap::Auto && options.device.is_none() {
-        // Once for all channels. A channel that needs a device reports that there is none.
+        // The device is opened once for all channels. A channel that needs a device reports that there is none.
         options.device = local.and_then(|local| device(local, &options).ok());
     }
     let from = options.device.as_ref().and_then(|device| {
@@ -112,6 +113,7 @@ pub(super) fn explain(flaw: &Flaw) -> String {
     }
 }
 
+/// Returns the error of a handshake that this side refuses.
 fn refused(peer: SocketAddr, flaw: &Flaw) -> Error {
     Error::HandshakeRejected { peer, reason: explain(flaw) }
 }

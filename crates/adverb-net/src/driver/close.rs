@@ -11,11 +11,11 @@ use super::{Core, Driver};
 pub(crate) const LINGER: Duration = Duration::from_secs(2);
 
 impl Driver {
-    /// Shuts down sending, unless this side has done so before.
+    /// Shuts down sending.
     ///
     /// # Errors
     ///
-    /// If this side has shut down sending, or the connection has ended.
+    /// Returns an error if this side has already shut down sending, or the connection has ended.
     pub(crate) fn begin_shutdown(&self) -> Result<()> {
         let core = &mut *self.lock();
         match core.connection.check_send() {
@@ -27,7 +27,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Shuts down sending, and then waits until all messages are posted.
+    /// Shuts down sending. Returns `Some` once all messages are posted, or the peer has closed the connection.
     pub(crate) fn shutdown_and_flush(&self, core: &mut Core) -> Result<Option<()>> {
         self.shutdown(core);
         if core.connection.has_peer_closed() {
@@ -43,7 +43,7 @@ impl Driver {
         }
     }
 
-    /// Shuts down sending, and then waits until the peer's device has all bytes of the stream.
+    /// Shuts down sending. Returns `Some` once the peer's device has all bytes of the stream.
     pub(crate) fn end_stream(&self, core: &mut Core) -> Result<Option<()>> {
         self.shutdown(core);
         if core.connection.is_delivered() {
@@ -52,7 +52,7 @@ impl Driver {
         let has_undelivered = core.connection.has_undelivered();
         match core.connection.end_reason() {
             Some(EndReason::Closed) => Ok(Some(())),
-            // A peer that has sent everything may leave before this side shuts down.
+            // A peer that has sent everything may close the connection before this side shuts down.
             Some(EndReason::PeerClosed) if !has_undelivered => Ok(Some(())),
             Some(_)
                 if !has_undelivered
@@ -98,7 +98,7 @@ impl Driver {
         self.lock().connection.is_lingering()
     }
 
-    /// Waits until the peer knows that its close has arrived.
+    /// Returns `Some` once the peer knows that its close has arrived.
     pub(crate) fn linger(&self, core: &mut Core) -> Result<Option<()>> {
         Ok((!core.connection.is_lingering()).then_some(()))
     }

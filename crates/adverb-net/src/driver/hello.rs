@@ -21,7 +21,7 @@ pub(crate) struct HelloExchange {
     role: Role,
     lane: Arc<Lane>,
     state: State,
-    /// Whether a thread polls the lane without the lock, so that no event follows.
+    /// Whether a thread polls the lane without the lock, so that the hello possibly raises no event.
     is_following: bool,
 }
 
@@ -92,8 +92,8 @@ impl HelloExchange {
         self.role
     }
 
-    /// Whether the exchange may continue without an event of its lane: the other lane of a connection that exists may have to be
-    /// drained.
+    /// Whether the exchange must be polled again without an event of its lane: the old lane of the connection may be
+    /// draining, or a thread polls the lane.
     pub(crate) fn must_retry(&self) -> bool {
         let is_resuming =
             self.role == Role::Listener && matches!(self.state, State::Driven { is_resumed: true, .. });
@@ -108,7 +108,7 @@ impl HelloExchange {
     ///
     /// # Errors
     ///
-    /// If the lane can't be established, or the peer doesn't know the session.
+    /// Returns an error if the lane can't be established, or the peer doesn't know the session.
     pub(crate) fn poll(&mut self) -> Result<Option<Established>> {
         loop {
             match &self.state {
@@ -158,7 +158,7 @@ impl HelloExchange {
         self.lane.completions.arm(ArmFor::Any)?;
         let mut done = Vec::new();
         self.lane.completions.poll(&mut done)?;
-        // Others may have arrived with it.
+        // Other completions may have arrived with it, and are not needed.
         Ok(done.into_iter().find(|completion| completion.tag() == tag))
     }
 
@@ -190,7 +190,8 @@ impl HelloExchange {
             let driver = Driver::new(Arc::clone(&self.lane), connection, epoch);
             return Ok(State::Driven { driver, is_resumed: false });
         };
-        // Sessions belong to all listeners of the process, and a peer that has observed a session's number may not know its key.
+        // Sessions belong to all listeners of the process, and a peer that has observed a session's ID does not
+        // necessarily have its key.
         let key = self.lane.options.key.as_ref();
         let driver = session::find(&id).filter(|driver| Key::is_same(key, driver.options.key.as_ref()));
         match driver {
@@ -224,8 +225,8 @@ fn session_unknown(lane: &Lane) -> Error {
     Error::HandshakeRejected { peer: lane.peer, reason: EndReason::SessionUnknown.to_string() }
 }
 
-/// Drives the connection until its lane is established, and not further: completions of messages belong to the calls that
-/// wait for them. Returns whether the connection uses the lane, or the step that blocks.
+/// Drives the connection until its lane is established, and not further: completions of messages belong to the calls
+/// that wait for them. Returns whether the connection uses the lane, or the step that blocks.
 fn drive(driver: &Driver, lane: &Arc<Lane>) -> Result<Result<bool, Block>> {
     let mut is_ready = |driver: &Driver, core: &mut Core| is_established(driver, core, lane);
     let mut caller = WaitingCaller::new(driver, CallerKind::Handshake);
@@ -233,7 +234,7 @@ fn drive(driver: &Driver, lane: &Arc<Lane>) -> Result<Result<bool, Block>> {
     if let Some(is_used) = is_ready(driver, &mut locked.core)? {
         return Ok(Ok(is_used));
     }
-    // The callers that wait for an old lane take its events.
+    // The events of an old lane belong to the callers that wait for it.
     if Arc::ptr_eq(&locked.core.lane, lane) && lane.take_events()? {
         caller.event_taken(&mut locked);
     }

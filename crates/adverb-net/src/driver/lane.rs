@@ -28,8 +28,8 @@ pub(crate) struct LaneParts {
 }
 
 impl LaneParts {
-    /// Creates the resources of a lane on this device, and a queue pair, whose builder `make` returns. The queue pair has one
-    /// receive, for the peer's hello, and grants the peer no rights until the peer is authenticated.
+    /// Creates the resources of a lane on this device, and a queue pair, whose builder `make` returns. The queue pair
+    /// has one receive, for the peer's hello, and grants the peer no rights until the peer is authenticated.
     pub(crate) fn new(
         device: &Device,
         peer: SocketAddr,
@@ -53,16 +53,16 @@ impl LaneParts {
 
     /// Returns the options for connecting the queue pair.
     pub(crate) fn connect_options() -> ConnectOptions {
-        // The peer has a receive for each write with a credit, so an RNR NAK is an error of the peer, and not retried. The ACK
-        // timeout suits a software NIC on a loaded machine: a dead peer is detected after two seconds. (With seven retries,
-        // rxe never gives up.)
+        // The peer has a receive for each write with a credit, so an RNR NAK is an error of the peer, and not retried.
+        // The ACK timeout suits a software NIC on a loaded machine: a dead peer is detected after two seconds. (With
+        // seven retries, rxe never gives up.)
         ConnectOptions::new().rnr_retry(0).ack_timeout(16).retry_count(6)
     }
 }
 
 /// A connected queue pair under a connection.
 pub(crate) struct Lane {
-    /// Dropped first: then the peer can't access memory over the lane.
+    /// The queue pair is dropped first, so that the peer can't access memory over the lane afterwards.
     pub(super) queue_pair: QueuePair,
     /// The connection manager's handle, if it established the lane.
     manager: Option<CmHandle>,
@@ -88,8 +88,8 @@ impl Lane {
         Lane { queue_pair, manager, completions, pool, peer, seal, options, config }
     }
 
-    /// Returns a descriptor that is readable when the connection manager may have noticed that the peer's process has ended.
-    /// Only the kernel's connection manager does.
+    /// Returns a descriptor that is readable when the kernel's connection manager may report that the peer's process
+    /// has ended. The connection manager of the software NIC does not report that.
     pub(crate) fn manager_events(&self) -> Option<BorrowedFd<'_>> {
         let is_hardware = !self.pool.protection_domain().device().is_software();
         self.manager.as_ref().filter(|_| is_hardware).map(CmHandle::event_fd)
@@ -115,8 +115,8 @@ impl Lane {
         Ok(has_events)
     }
 
-    /// Waits for an event of the completion queue, for no longer than this, and takes it. Returns whether there was one: not if
-    /// the connection manager has an event.
+    /// Waits for an event of the completion queue, but no longer than `time`, and takes it. Returns `false` if the time
+    /// is up, or only the connection manager has an event.
     pub(crate) fn wait_event(&self, time: Duration) -> Result<bool> {
         let (Some(manager), Some(events)) = (self.manager_events(), self.completions.event_fd()) else {
             return self.completions.wait_event(time);
@@ -135,10 +135,10 @@ impl Drop for Lane {
     }
 }
 
-/// The minimum of the maximum length of a READ: that of rxe.
+/// The length of a READ that every device supports: the maximum of rxe.
 const MIN_READ_LEN: u32 = 8 << 20;
 
-/// Returns the depth of a send queue for READs of at least 8 MiB.
+/// Returns the depth of a send queue, on a device whose READs can have at least [`MIN_READ_LEN`].
 fn send_queue_depth(options: &Options) -> u32 {
     2 * (options.max_outstanding_writes + UNCREDITED_WRITES + 2 * MAX_RENDEZVOUS)
         + MAX_MESSAGE_SIZE / MIN_READ_LEN

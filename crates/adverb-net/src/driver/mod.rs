@@ -1,8 +1,8 @@
 //! The driver of a connection: the state machine of adverb-net-proto on queue pairs.
 //!
 //! A driver has no thread. The calls of the application drive the connection: they poll the completion queue, pass the
-//! completions to the state machine, post its requests, and act on its events. The peer's device needs no call on this side to
-//! read a rendezvous message.
+//! completions to the state machine, post its requests, and act on its events. The peer's device reads a rendezvous
+//! message without a call on this side.
 //!
 //! The state machine is under a lock. Memory is registered and deregistered without it, because that may take long.
 
@@ -84,7 +84,7 @@ pub(crate) struct Core {
     failure: Option<Failure>,
     /// The reason of the end, once the connection has ended.
     end: Option<Failure>,
-    /// The redialer's work for the connection, while it has no lane.
+    /// The handle to the redialer's work for the connection, while the connection has no lane.
     redial: Option<RedialHandle>,
     /// The number of times that the redialer was started.
     redial_count: u32,
@@ -97,9 +97,9 @@ pub(crate) struct Core {
     operations: operation::Operations,
     /// Regions that are to be deregistered without the lock.
     released: Vec<Region>,
-    /// Whether there may be progress for waiting callers that they were not notified of.
+    /// Whether waiting callers are to be notified of progress.
     has_changes: bool,
-    /// The number of times that waiting callers were to be notified of progress.
+    /// The number of times that progress was reported to waiting callers.
     pub(crate) change_count: u64,
     /// The number of calls since the last poll of the device.
     unpolled: u32,
@@ -108,15 +108,15 @@ pub(crate) struct Core {
     pub(crate) waiters: Waiters,
 }
 
-/// The driver's side of a lane.
+/// The state of a lane, as the driver sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum LaneState {
     Active,
     /// The queue pair is in the error state, and its requests are being returned.
     Draining,
-    /// The queue pair has no requests, or can't return them, and the connection does not know yet.
+    /// The queue pair has no requests, or can't return them. The state machine has not handled that yet.
     Stopped,
-    /// The queue pair has no requests, and the connection knows.
+    /// The queue pair has no requests, and the state machine has handled that.
     Drained,
 }
 
@@ -144,8 +144,8 @@ impl Core {
         Arc::clone(&self.lane)
     }
 
-    /// Whether the lane has completions to wait for. A connection without such a lane makes progress by the redialer, or by a
-    /// handshake.
+    /// Whether the lane has completions to wait for. A connection without such a lane makes progress by the redialer,
+    /// or by a handshake.
     pub(crate) fn has_lane(&self) -> bool {
         self.lane_state != LaneState::Drained && self.connection.phase() != PhaseKind::Handshake
     }
@@ -155,7 +155,7 @@ impl Core {
         matches!(self.lane_state, LaneState::Draining | LaneState::Stopped)
     }
 
-    /// Notes the first failure of the lane.
+    /// Records a failure of the lane, unless another one was recorded before.
     fn note_failure(&mut self, reason: impl Into<String>, hint: &'static str) {
         self.failure.get_or_insert_with(|| Failure { reason: reason.into(), hint });
     }
@@ -233,7 +233,7 @@ impl Driver {
         self.lock().connection.lane()
     }
 
-    /// Fails the lane, for tests.
+    /// Moves the queue pair to the error state, unless that fails, for tests.
     #[cfg(all(test, feature = "soft"))]
     pub(crate) fn fail_lane(&self) {
         let _ = self.lane().queue_pair.move_to_error();
@@ -264,12 +264,12 @@ impl Driver {
         }
     }
 
-    /// Returns the next message, or `None` after the last one, if one of these is known.
+    /// Returns the next message, or `Some(None)` after the last one. Returns `None` if neither has arrived.
     pub(crate) fn try_recv(&self, core: &mut Core) -> Result<Option<Option<Message>>> {
         let (connection, mut memory, now) = core.parts();
         match connection.recv(&mut memory, now) {
             Received::Message(message) => {
-                // Reading the message may have freed credits.
+                // The peer may get new credits after the message is read.
                 self.post_all(core);
                 let adverb_net_proto::Message { buf: Buffer(buffer), immediate } = message;
                 Ok(Some(Some(Message { buffer, immediate })))
@@ -280,8 +280,8 @@ impl Driver {
         }
     }
 
-    /// Returns the value of `ready`. A poll of the device costs more than many a message, so the call polls if there is no
-    /// value, and otherwise once in [`MAX_UNPOLLED`] calls.
+    /// Returns the value of `ready`. Polling the device may cost more than sending a message, so the call polls only if
+    /// there is no value, or if [`MAX_UNPOLLED`] calls before it did not poll.
     pub(crate) fn try_now<T>(
         &self,
         core: &mut MutexGuard<'_, Core>,
@@ -293,7 +293,7 @@ impl Driver {
         }
         let mut value = ready(self, core);
         if let Ok(None) = value {
-            // Messages that were fed don't wait for the call that waits for their answer.
+            // The caller may wait for the answer to messages that were fed, so they are posted now.
             self.flush(core);
             self.drive(core);
             value = ready(self, core);

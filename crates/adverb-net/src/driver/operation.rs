@@ -20,7 +20,7 @@ pub(super) struct Operations {
 
 enum OperationState {
     Posted,
-    /// The operation succeeded or not, and this is its buffer.
+    /// Whether the operation succeeded, and its buffer.
     Done(bool, Option<PoolBuf>),
     /// The call that waited for the operation was cancelled.
     Detached,
@@ -187,7 +187,7 @@ impl Driver {
         PendingOp { driver: self, request: Some(request), number: None, lane, buffer: None }
     }
 
-    /// Posts the operation when the send queue has room, and returns its buffer when it is complete.
+    /// Posts the operation if the send queue is not full. Returns the buffer once the operation is complete.
     pub(crate) fn poll_operation(
         &self,
         core: &mut Core,
@@ -236,7 +236,7 @@ impl Driver {
         }
     }
 
-    /// Posts as many operations as the send queue has room for, before any of them is waited for.
+    /// Posts operations until the send queue is full, before the caller waits for any of them.
     pub(crate) fn post_operations(&self, operations: &mut [PendingOp<'_>]) -> Result<()> {
         let mut core = self.lock();
         operations.iter_mut().try_for_each(|operation| self.poll_operation(&mut core, operation).map(drop))

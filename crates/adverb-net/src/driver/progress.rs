@@ -25,14 +25,14 @@ const MAX_PEER_REGIONS: usize = 4096;
 const UNKNOWN_CAUSE: &str = "check the device's events: it may have refused a request of the peer, because no request of this side failed";
 
 impl Driver {
-    /// Polls the device, and does what has become possible, unless a leading thread does.
+    /// Polls the device, and [advances](Driver::advance) the connection, unless a leading thread does that.
     pub(crate) fn drive(&self, core: &mut MutexGuard<'_, Core>) {
         if !core.waiters.has_leader() {
             self.poll_lane(core);
         }
     }
 
-    /// Polls the device, and does what has become possible.
+    /// Polls the device, and [advances](Driver::advance) the connection.
     pub(crate) fn poll_lane(&self, core: &mut MutexGuard<'_, Core>) {
         let mut done = std::mem::take(&mut core.done);
         let polled = core.lane.completions.poll(&mut done);
@@ -40,7 +40,7 @@ impl Driver {
         core.done = done;
     }
 
-    /// Handles the result of a poll.
+    /// Handles the result of a poll, and [advances](Driver::advance) the connection.
     pub(crate) fn handle_polled(
         &self,
         core: &mut MutexGuard<'_, Core>,
@@ -81,7 +81,7 @@ impl Driver {
             Ok(true) => "the peer's connection manager disconnected".to_owned(),
             Err(error) => error.to_string(),
         };
-        // All completions of the peer's messages precede that.
+        // The peer sent its messages before it disconnected, so their completions are in the queue.
         let mut done = std::mem::take(&mut core.done);
         while lane.completions.poll(&mut done).is_ok_and(|count| count > 0) {
             self.handle_completions(core, &mut done);
@@ -94,8 +94,9 @@ impl Driver {
         self.advance(core);
     }
 
-    /// Does what is possible without a poll of the device: posts requests, acts on events, and registers memory. Then
-    /// notifies waiting callers, if there may be progress for them. The lock may be released meanwhile.
+    /// Advances the connection as far as possible without polling the device: posts requests, handles events, and
+    /// registers memory. Then notifies waiting callers, if there may be progress for them. The lock may be released for
+    /// a while.
     pub(crate) fn advance(&self, core: &mut MutexGuard<'_, Core>) {
         loop {
             self.post_all(core);
@@ -106,7 +107,7 @@ impl Driver {
             if !core.released.is_empty() {
                 let mut released = std::mem::take(&mut core.released);
                 MutexGuard::unlocked(core, || released.clear());
-                // The next regions reuse its memory.
+                // The vector's allocation is reused.
                 if core.released.is_empty() {
                     core.released = released;
                 }
@@ -202,7 +203,7 @@ impl Driver {
                 Event::Redial { .. } => self.redial(core),
                 Event::Closed(reason) => {
                     core.end = Some(describe(core, reason));
-                    // The handshake answers the peer that the session is unknown.
+                    // The handshake of the successor answers the peer that the session is unknown.
                     (core.successor, core.redial) = (None, None);
                 }
                 _ => {}
@@ -227,7 +228,7 @@ impl Driver {
         core.peer_regions.clear();
         core.peer_addresses.clear();
         if core.lane_state == LaneState::Drained {
-            // The lane that was to replace it was aborted.
+            // The lane is drained already, and the handshake of the lane that was to replace it was aborted.
             core.lane_state = LaneState::Stopped;
             return;
         }
@@ -240,22 +241,22 @@ impl Driver {
 
     /// Finishes the drain of the lane, if all its requests were returned. Returns whether it did.
     fn finish_drain(&self, core: &mut MutexGuard<'_, Core>) -> bool {
-        // A spinning thread may hold completions.
+        // A spinning thread may have polled completions that it has not handled yet.
         if !core.is_draining() || !core.waiters.may_poll() {
             return false;
         }
         self.poll_draining(core);
         if core.lane_state == LaneState::Draining {
             let is_drained = |core: &Core| internal::is_drained(&core.lane.queue_pair);
-            // The call posts a marker for which the queue had no room before. The software NIC returns that at once. If the
-            // device can't drain, the requests are reclaimed.
+            // `is_drained` posts a marker if the queue was full before, and the software NIC completes the marker at
+            // once. If the call fails, the requests are reclaimed below.
             if let Ok(false) = is_drained(core) {
                 self.poll_draining(core);
                 if let Ok(false) = is_drained(core) {
                     return false;
                 }
             }
-            // The last call may have fetched completions.
+            // The last call of `is_drained` may have fetched completions.
             self.poll_draining(core);
         }
         core.lane_state = LaneState::Drained;
@@ -285,7 +286,7 @@ impl Driver {
         }
     }
 
-    /// Continues after a drain: over the lane that replaces the drained one, or by waiting for another.
+    /// Continues after a drain: over the lane that replaces the drained one, or by redialing.
     fn handle_drained(&self, core: &mut Core) {
         match (core.connection.phase(), core.successor.take()) {
             (PhaseKind::Handshake, Some(lane)) => self.use_lane(core, lane),
@@ -299,7 +300,7 @@ impl Driver {
         }
     }
 
-    /// Uses a lane from now on.
+    /// Makes a lane the current one.
     pub(super) fn use_lane(&self, core: &mut Core, lane: Arc<Lane>) {
         (core.lane_state, core.is_lane_established) = (LaneState::Active, false);
         core.waiters.replace_lane();
@@ -334,7 +335,7 @@ fn handle_completion(core: &mut Core, completion: Completion) {
         }
     };
     let (tag, buf) = match Tag::from_wr_id(wr_id) {
-        // A failed receive of a hello.
+        // The receive of the hello failed.
         None if wr_id == HELLO_RECV => (Tag::Recv, None),
         None => {
             debug_assert!(is_operation(wr_id), "requests have known tags");
@@ -384,7 +385,7 @@ pub(super) fn open_hello<'a>(lane: &Lane, message: &'a [u8]) -> Result<&'a [u8],
     }
 }
 
-/// Notes the reason why a request failed, if it is the first one of the lane.
+/// Records the reason why a request failed, if it is the first failure of the lane.
 fn note_status(core: &mut Core, status: Status) {
     if core.failure.is_some() || core.lane_state != LaneState::Active {
         return;
@@ -392,8 +393,8 @@ fn note_status(core: &mut Core, status: Status) {
     if status != Status::Flushed {
         return core.note_failure(status.to_string(), status.hint().unwrap_or_default());
     }
-    // No request of this side failed before, so no completion has the cause: the device refused a request of the peer, or
-    // failed.
+    // No request of this side failed before, so no completion has the cause: the device refused a request of the peer,
+    // or failed.
     match error_event(&core.lane.queue_pair).and_then(explain::device_event) {
         Some(event) => core.note_failure(event.summary, event.hint.unwrap_or_default()),
         None => core.note_failure(status.to_string(), UNKNOWN_CAUSE),
@@ -435,7 +436,8 @@ fn post_one(lane: &Lane, post: Post<Buffer>) -> Result<(), Refused<Post<Buffer>>
         Post::Read { buf, remote } => {
             let request = SendRequest::read(buf.0, remote).tag(Tag::Read.wr_id());
             let posted = lane.queue_pair.post_send(request).map(drop);
-            // The message is read over another lane, into another buffer.
+            // The buffer is not returned: the message is read again over another lane, into another buffer. The
+            // connection treats a refused probe like a refused READ.
             posted.map_err(|failure| Box::new((failure.error, Post::Probe { remote })))
         }
     }

@@ -41,7 +41,8 @@ impl Driver {
         }
     }
 
-    /// Ends the connection that the redialer could not reconnect. `redial_count` tells which of its attempts has failed.
+    /// Ends a connection that the redialer could not reconnect. Has no effect if the connection has been redialed again
+    /// since the redial with this count.
     pub(crate) fn give_up_after(&self, redial_count: u32, reason: &str) {
         let mut core = self.lock();
         if core.redial_count != redial_count || core.connection.phase() == PhaseKind::Established {
@@ -57,7 +58,7 @@ impl Driver {
     pub(super) fn attach(&self, lane: &Arc<Lane>) -> bool {
         let mut core = self.lock();
         core.now = self.time();
-        // No other call may drive the drain of the old lane.
+        // The program may make no calls on the connection, so this one continues the drain of the old lane.
         self.advance(&mut core);
         let now = core.now;
         if !core.connection.attach(lane.config, now) {
@@ -68,8 +69,8 @@ impl Driver {
         true
     }
 
-    /// Gives an accepted connection another lane, which has received the connector's hello. Returns whether the session is
-    /// known. The connection uses the lane as soon as the old one is drained.
+    /// Gives an accepted connection another lane, which has received the connector's hello. Returns whether the session
+    /// is known. The connection uses the lane as soon as the old one is drained.
     pub(super) fn resume(&self, lane: &Arc<Lane>, hello: Hello) -> bool {
         let mut core = self.lock();
         core.now = self.time();

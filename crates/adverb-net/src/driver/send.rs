@@ -23,13 +23,13 @@ pub(super) enum Body<'a> {
     Expose { name: String, region: Region, rights: u8, lane: u32 },
 }
 
-/// The result of taking an [`Outgoing`].
+/// The result of enqueueing an [`Outgoing`].
 enum Enqueued {
-    /// It is part of the write of this number.
+    /// The message is part of the write of this number.
     Write(u64),
-    /// Credits or the lane are missing.
+    /// The connection has no credits, or no lane.
     WouldBlock,
-    /// It was prepared for another lane.
+    /// The message was prepared for another lane.
     Stale,
 }
 
@@ -42,7 +42,7 @@ pub(crate) enum Sent {
 }
 
 impl Driver {
-    /// Prepares a message, as far as possible without the lock.
+    /// Prepares a message. A long one is copied and registered here, without the lock.
     #[inline]
     pub(crate) fn prepare<'a>(
         &self,
@@ -70,7 +70,7 @@ impl Driver {
         }
         let (lane, number) = {
             let mut core = self.lock();
-            // A copy takes long, and the peer may read the message before this one meanwhile: the next call polls.
+            // Copying takes long, and the peer may read the previous message meanwhile. So the next call polls.
             core.unpolled = MAX_UNPOLLED;
             (core.lane(), core.connection.lane())
         };
@@ -113,7 +113,7 @@ impl Driver {
         self.prepare(message, immediate).map(Some)
     }
 
-    /// Takes a message, if credits or a place in the batch are available. `outgoing` is then empty.
+    /// Enqueues a message, if credits or a place in the batch are available. `outgoing` is then `None`.
     fn enqueue(&self, core: &mut Core, outgoing: &mut Option<Outgoing<'_>>) -> Result<Enqueued> {
         let (connection, mut memory, _) = core.parts();
         // An eager message, the usual case, is not moved.
@@ -154,7 +154,7 @@ impl Driver {
         self.classify_refusal(core, refusal, failure)
     }
 
-    /// Returns the result of a refusal. `failure` is the error of an allocation.
+    /// Converts a refusal to a result. `failure` is the error of an allocation.
     fn classify_refusal(&self, core: &Core, refusal: Refusal, failure: Option<Error>) -> Result<Enqueued> {
         match refusal {
             Refusal::WouldBlock => failure.map_or(Ok(Enqueued::WouldBlock), Err),
@@ -163,7 +163,7 @@ impl Driver {
         }
     }
 
-    /// Returns the error of a call that the connection has refused for good.
+    /// Returns the error of a call that the connection has refused, and would refuse again.
     pub(super) fn refusal_error(&self, core: &Core, refusal: Refusal) -> Error {
         match refusal {
             Refusal::Ended(EndReason::PeerClosed) => self.disconnected("the peer closed the connection", ""),
@@ -172,7 +172,7 @@ impl Driver {
         }
     }
 
-    /// Takes a message, and flushes the batch before it if that is in the way.
+    /// Enqueues a message. If the current batch has no place for it, flushes the batch first.
     fn try_enqueue(&self, core: &mut Core, outgoing: &mut Option<Outgoing<'_>>) -> Result<Enqueued> {
         let mut enqueued = self.enqueue(core, outgoing)?;
         if let Enqueued::WouldBlock = enqueued
@@ -184,7 +184,8 @@ impl Driver {
         Ok(enqueued)
     }
 
-    /// Takes a message, and then waits until it is posted. `write` is the number of its write, once it is taken.
+    /// Enqueues a message, and returns a result once it is posted. The first successful call sets `write` to the number
+    /// of its write.
     pub(crate) fn send(
         &self,
         core: &mut Core,
@@ -207,7 +208,8 @@ impl Driver {
         Ok(self.is_posted(core, number)?.map(|()| Sent::Posted))
     }
 
-    /// Takes a message and posts it, if nothing else is posted before. Returns whether it did: the usual case.
+    /// Posts a message at once, if no other message or report must be posted before. Returns whether it did, which is
+    /// the usual case.
     #[inline]
     fn send_at_once(&self, core: &mut Core, outgoing: &mut Option<Outgoing<'_>>) -> bool {
         let Some(Outgoing { body: Body::Eager(data), immediate }) = outgoing else { return false };
@@ -220,7 +222,8 @@ impl Driver {
         true
     }
 
-    /// Takes a message that is sent together with others: when enough bytes are waiting, or a call waits or flushes.
+    /// Enqueues a message for coalescing with others. The batch is posted when it is large enough, or a call waits or
+    /// flushes.
     pub(crate) fn feed(&self, core: &mut Core, outgoing: &mut Option<Outgoing<'_>>) -> Result<Option<Sent>> {
         for _ in 0..2 {
             let Some(Outgoing { body: Body::Eager(data), immediate }) = outgoing else {
@@ -255,7 +258,7 @@ impl Driver {
         Ok(None)
     }
 
-    /// Takes a message and posts it, if both are possible at once.
+    /// Enqueues a message and posts it, if both are possible at once.
     pub(crate) fn try_send(&self, core: &mut Core, outgoing: Outgoing<'_>) -> Result<(), SendError> {
         self.flush(core);
         let len = match &outgoing.body {
@@ -263,7 +266,7 @@ impl Driver {
             Body::Rendezvous { .. } | Body::Expose { .. } => 0,
         };
         let mut outgoing = Some(outgoing);
-        // Otherwise the message would be taken, and wait.
+        // Without this check, a message that cannot be posted would be enqueued.
         let is_refused = !matches!(core.connection.check_send(), Ok(()) | Err(Refusal::WouldBlock));
         let enqueued = if is_refused || core.connection.can_post(len) {
             self.enqueue(core, &mut outgoing)
@@ -281,14 +284,14 @@ impl Driver {
         Err(Outgoing::into_error(outgoing, error))
     }
 
-    /// Takes a copy of bytes of a stream. Returns whether it was taken.
+    /// Enqueues and posts a copy of bytes of a stream. Returns whether the copy was enqueued.
     pub(crate) fn send_copy(&self, core: &mut Core, copy: Outgoing<'_>) -> Result<bool> {
         let is_enqueued = matches!(self.try_enqueue(core, &mut Some(copy))?, Enqueued::Write(_));
         self.post_all(core);
         Ok(is_enqueued)
     }
 
-    /// Posts the messages that were fed, if there are credits. Otherwise they are posted when there are.
+    /// Posts the messages that were fed, or has them posted once the peer grants credits.
     pub(crate) fn flush(&self, core: &mut Core) {
         core.connection.flush();
         self.post_all(core);
@@ -344,7 +347,8 @@ impl Outgoing<'_> {
         Outgoing { body, immediate: None }
     }
 
-    /// Returns the error of a message that was not sent, with its buffer, if the message was not taken.
+    /// Returns the error of a message that was not sent. It contains the message's buffer, if the message was not
+    /// enqueued.
     pub(crate) fn into_error(outgoing: Option<Outgoing<'_>>, error: Error) -> SendError {
         let buffer = match outgoing.map(|outgoing| outgoing.body) {
             Some(Body::Eager(message)) => return message.into_error(error),

@@ -17,15 +17,15 @@ const MAX_RENDEZVOUS_LEN: usize = 512 << 10;
 
 /// The result of [`Driver::write_some`].
 pub(crate) enum StreamWrite {
-    /// This number of bytes was taken.
+    /// This number of bytes was enqueued.
     Queued(usize),
     /// The caller [copies](Driver::copy) this number of bytes without the lock, for the lane of this number.
     Copy { len: usize, lane: Arc<Lane>, number: u32 },
 }
 
 impl Driver {
-    /// Takes as many of these bytes as there is room for; none if there is no room. A short write is sent as one message, or
-    /// joins the batch. The peer reads a long one from copies.
+    /// Enqueues as many of these bytes as there are credits for, or returns `None`. A short write is sent as one
+    /// message, or joins the batch. A long write is copied, and the peer reads the copies.
     pub(crate) fn write_some(&self, core: &mut Core, slices: &[IoSlice<'_>]) -> Result<Option<StreamWrite>> {
         match core.connection.check_send() {
             Ok(()) | Err(Refusal::WouldBlock) => {}
@@ -37,7 +37,7 @@ impl Driver {
         let len = slices.iter().fold(0, |len: usize, slice| len.saturating_add(slice.len()));
         let len = len.min(limits.max_message_size as usize);
         if len >= MIN_RENDEZVOUS_LEN.max(limits.max_write_len as usize) {
-            // A copy takes long, and the peer may read earlier messages meanwhile: the next call polls.
+            // Copying takes long, and the peer may read earlier messages meanwhile. So the next call polls.
             core.unpolled = MAX_UNPOLLED;
             let copy = || StreamWrite::Copy {
                 len: len.min(MAX_RENDEZVOUS_LEN),
@@ -71,7 +71,7 @@ impl Driver {
         Ok(Outgoing::rendezvous(buffer.register(Access::REMOTE_READ)?, number))
     }
 
-    /// Returns the next bytes of the stream, or `None` after the last ones, if one of these is known.
+    /// Returns the next bytes of the stream, or `Some(None)` at its end. Returns `None` if neither has arrived.
     pub(crate) fn next_bytes(&self, core: &mut Core) -> Result<Option<Option<PoolBuf>>> {
         loop {
             match self.try_recv(core)? {

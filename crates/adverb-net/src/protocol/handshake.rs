@@ -1,8 +1,8 @@
 //! Greetings: the first messages of a handshake.
 //!
-//! Each side sends the address of its queue pair, over TCP or in the connection manager's messages ([`Greeting`]), and proves that
-//! it has the key, if there is one ([`proof`](super::proof)). The hellos follow over the queue pairs, and tell the peer the
-//! address of the receive ring ([`Hello`](adverb_net_proto::Hello)).
+//! Each side sends the address of its queue pair, over TCP or in the connection manager's messages ([`Greeting`]), and
+//! proves that it has the key, if there is one ([`proof`](super::proof)). The hellos follow over the queue pairs, and
+//! tell the peer the address of the receive ring ([`Hello`](adverb_net_proto::Hello)).
 
 use std::net::IpAddr;
 

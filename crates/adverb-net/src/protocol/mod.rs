@@ -1,5 +1,5 @@
-//! The first messages of two sides: greetings, and proofs of a key. `docs/protocol.md` specifies them. The messages that follow
-//! are those of adverb-net-proto.
+//! The first messages of a handshake: greetings, and proofs of a key. `docs/protocol.md` specifies them.
+//! adverb-net-proto has the messages that follow.
 
 pub(super) mod handshake;
 pub(super) mod proof;

@@ -1,9 +1,9 @@
 //! Proofs of a pre-shared key.
 //!
-//! Each side sends a nonce in its greeting. The listener's greeting also contains a proof that it has the key: a keyed hash of both
-//! nonces and both queue pairs. Both sides seal their hellos with keyed hashes of the same values. Each of the three hashes uses
-//! its own key, derived from the pre-shared one, so a hash for one purpose is invalid for the others. Both nonces are part of each
-//! hash, so a hash is invalid for every other connection.
+//! Each side sends a nonce in its greeting. The listener's greeting also contains a proof that it has the key: a keyed
+//! hash of both nonces and both queue pairs. Both sides seal their hellos with keyed hashes of the same values. Each of
+//! the three hashes uses its own key, derived from the pre-shared one, so a hash for one purpose is invalid for the
+//! others. Both nonces are part of each hash, so a hash is invalid for every other connection.
 
 use adverb_verbs::Endpoint;
 
@@ -32,8 +32,8 @@ pub(crate) struct Ends {
 }
 
 impl Ends {
-    /// Returns the ends as the connection manager describes them: it negotiates the LIDs and the MTU itself, so that they aren't
-    /// part of either side's greeting.
+    /// Returns the ends of a handshake by the connection manager. It negotiates the LIDs and the MTU itself, so those
+    /// fields are zero.
     pub(crate) fn by_manager(connector: Endpoint, listener: Endpoint) -> Ends {
         let described = |mut end: Endpoint| {
             (end.lid, end.mtu) = (0, 0);

@@ -39,9 +39,8 @@ fn greetings_are_parsed_as_they_were_emitted() {
     assert_eq!(long, Ok(Greeting::Refusal("é".repeat(MAX_REASON_LEN / 2))));
 }
 
-/// Greetings fit the connection manager's messages.
 #[test]
-fn greetings_fit_the_private_data() {
+fn greetings_fit_the_private_data_of_the_connection_manager() {
     let side = Side { endpoint: None, nonce: Some([1; 32]), proof: None };
     assert!(Greeting::Side(side).emit().len() <= adverb_verbs::cm::MAX_CONNECT_DATA);
     let side = Side { proof: Some([1; 32]), ..side };
@@ -69,7 +68,8 @@ fn other_versions_are_rejected_except_for_refusals() {
     assert_eq!(Prefix::parse(&prefix).unwrap_err(), Flaw::NotAdverb);
 }
 
-/// Performs a handshake, with greetings that `change` modifies in flight. Returns the first flaw, and the side that found it.
+/// Performs a handshake, with greetings that `change` modifies in flight. Returns the first flaw, and the side that
+/// found it.
 fn handshake(
     connector: Option<&Key>,
     listener: Option<&Key>,
@@ -167,10 +167,10 @@ fn replayed_messages_are_rejected() {
     let (first, _) = answer([2; 32]);
     let sealed = connector_credentials.verify_answer(&first, &ends).unwrap().unwrap();
     let sealed = [&sealed.seal(b"hello")[..], b"hello"].concat();
-    // The same greeting and the same queue pairs, with another nonce of the listener.
+    // A hello is replayed to a listener with another nonce. The greeting and the queue pairs are the same.
     let (_, seal) = answer([3; 32]);
     assert_eq!(seal.open(&sealed), Err(Flaw::KeyWrong));
-    // The listener's answer, replayed to a connector with another nonce.
+    // The listener's answer is replayed to a connector with another nonce.
     let replayed = Credentials::new(Some(&key), [4; 32]).verify_answer(&first, &ends);
     assert!(matches!(replayed, Err(Flaw::KeyWrong)));
 }

@@ -47,7 +47,7 @@ impl Paths {
         self.names.iter().filter(|name| !name.is_literal).map(|name| &*name.name)
     }
 
-    /// Takes the result of a lookup. If it has failed, the addresses of the last successful one stay.
+    /// Records the result of a lookup. If the lookup has failed, the addresses of the last successful one remain.
     pub(crate) fn set_resolved(&mut self, name: &str, addresses: &[SocketAddr]) {
         for known in self.names.iter_mut().filter(|known| known.name == name) {
             if !known.is_literal && !addresses.is_empty() {

@@ -58,7 +58,7 @@ pub(super) enum Action {
 
 impl Redial {
     pub(super) fn new(paths: Paths, deadline: Deadline) -> Redial {
-        // The address at index 0 has just failed.
+        // The first address is usually the one whose lane has failed, so another one is dialed first.
         let phase = Phase::RoundStart { first: 1 };
         Redial { paths, deadline, phase, failure: "no path to the peer was tried".to_owned() }
     }
@@ -112,7 +112,7 @@ impl Redial {
         }
     }
 
-    /// Takes the result of a lookup.
+    /// Records the result of a lookup.
     pub(super) fn handle_resolved(&mut self, name: &str, addresses: &[SocketAddr]) {
         self.paths.set_resolved(name, addresses);
         if let Phase::Resolving { pending, .. } = &mut self.phase {
@@ -129,9 +129,9 @@ impl Redial {
         self.deadline.left_at(now).min(self.paths.options.connect_timeout).min(ATTEMPT_TIMEOUT)
     }
 
-    /// Takes the error of a dial.
+    /// Records the error of a dial.
     pub(super) fn handle_dial_failed(&mut self, error: &Error, now: Instant) {
-        // Other refusals may come from another program that uses an address of the peer's.
+        // Other rejections may be those of another program, which uses an address of the peer.
         if matches!(error, Error::HandshakeRejected { reason, .. } if *reason == EndReason::SessionUnknown.to_string())
         {
             self.phase = Phase::Unknown;
@@ -173,7 +173,7 @@ mod tests {
         Error::HandshakeRejected { peer: peer(1), reason: reason.to_owned() }
     }
 
-    /// Fails the dial that is next; returns its address.
+    /// Fails the next dial, and returns its address.
     fn fail(redial: &mut Redial, now: Instant) -> SocketAddr {
         let Action::Dial(peer) = redial.poll(now) else { panic!("there is an address to dial") };
         redial.begin_dial(now);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn the_address_that_has_failed_is_dialed_last_in_the_first_round_only() {
+    fn the_first_address_is_dialed_last_in_the_first_round_only() {
         let now = Instant::now();
         let mut redial = redial(&[1, 2, 3], &["192.0.2.4:7471", "192.0.2.2:7471"], now);
         for number in [2, 3, 4, 1] {

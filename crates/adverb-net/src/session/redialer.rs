@@ -1,12 +1,13 @@
 //! The redialer: the one thread of a process that reconnects all broken connections.
 //!
-//! The thread exists while a connection is broken. It dials for connections that this side has established, and drives the
-//! handshakes of listeners whose accepted connections are broken. It waits only in `epoll_wait`, so no connection delays another
-//! one: dials and handshakes are state machines ([`Dial`], [`Listening::serve`]), and timers are in a heap.
+//! The thread exists while a connection is broken. It dials for connections that this side has established, and drives
+//! the handshakes of listeners whose accepted connections are broken. It waits only in `epoll_wait`, so no connection
+//! delays another one: dials and handshakes are state machines ([`Dial`], [`Listening::serve`]), and timers are in a
+//! heap.
 //!
-//! Each broken connection has at most one dial. At most [`MAX_NEW_DIALS`] of the dials are new, so that a listener whose process
-//! has lost all its connections is not flooded. A dial is new for [`NEW_DIAL_TIME`]: an unreachable address does not keep its
-//! place for longer.
+//! Each broken connection has at most one dial. At most [`MAX_NEW_DIALS`] of the dials are new, so that a listener
+//! whose process has lost all its connections is not flooded. A dial is new for [`NEW_DIAL_TIME`], so an unreachable
+//! address delays other dials no longer than that.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -29,7 +30,7 @@ use crate::driver::{Driver, Lane};
 
 /// Maximum number of dials that began less than [`NEW_DIAL_TIME`] ago.
 const MAX_NEW_DIALS: usize = 64;
-/// The time after which a dial leaves its place to another one.
+/// The time for which a dial counts as new.
 const NEW_DIAL_TIME: Duration = Duration::from_millis(50);
 
 /// Minimum time after which a listener is served again.
@@ -60,7 +61,7 @@ enum Request {
     Destroy(Arc<Lane>),
 }
 
-/// The reconnecting of a connection. Dropping the handle cancels it.
+/// A handle to the reconnecting of a connection. Dropping the handle cancels the reconnecting.
 #[derive(Debug)]
 pub(crate) struct RedialHandle {
     token: u64,
@@ -116,8 +117,8 @@ fn insert(broken: Broken) -> io::Result<RedialHandle> {
     Ok(RedialHandle { token })
 }
 
-/// Destroys a lane that another one has replaced. The thread does it if it runs, because the device may take long, and the
-/// caller may be a runtime.
+/// Destroys a lane that another one has replaced: in the redialer's thread if it runs, because the device may take
+/// long, and the caller may be a thread of a runtime.
 pub(crate) fn destroy(lane: Arc<Lane>) {
     let mut inbox = INBOX.lock();
     if inbox.waker.is_some() {
@@ -131,11 +132,11 @@ fn resolved(name: &str, addresses: Vec<SocketAddr>) {
 }
 
 impl Inbox {
-    /// Queues a request, unless the thread doesn't run: then no connection is broken.
+    /// Queues a request. Does nothing if the thread doesn't run, because then no connection is broken.
     fn send(&mut self, request: Request) {
         let Some(waker) = &mut self.waker else { return };
         if self.requests.is_empty() {
-            // The socket has few bytes, so another one fits. The thread holds the other end.
+            // The write can't fail: the socket buffers few bytes, and the thread holds the other end.
             let _ = waker.write_all(&[0]);
         }
         self.requests.push(request);
@@ -163,7 +164,7 @@ struct Connector {
 /// The current dial of a connection.
 enum Attempt {
     None,
-    /// The dial waits for its place among the new ones.
+    /// The dial waits until fewer than [`MAX_NEW_DIALS`] dials are new.
     Queued,
     /// The dial is in progress, and counts as new until this time.
     Dialing {
@@ -197,7 +198,8 @@ struct Redialer {
     /// The connection of the current step, which is not in `connections` meanwhile, and its redial count.
     stepping: Option<(Weak<Driver>, u32)>,
     servers: HashMap<u64, Server>,
-    /// The times of connections and servers. One that differs from their current time has been replaced.
+    /// The timers of connections and servers, by their tokens. An entry that differs from the `timer` of its connection
+    /// or server is obsolete.
     timers: BinaryHeap<Reverse<(Instant, u64)>>,
     /// The connections whose dials are queued.
     queue: VecDeque<u64>,
@@ -207,7 +209,8 @@ struct Redialer {
 impl Redialer {
     fn new() -> io::Result<(Redialer, UnixStream)> {
         let (watch, (wake, waker)) = (Watch::new()?, UnixStream::pair()?);
-        // Runtimes write to it, and the thread reads only while there are bytes.
+        // Neither end blocks: threads of runtimes write to the socket, and the redialer's thread reads it even if it is
+        // empty.
         waker.set_nonblocking(true)?;
         wake.set_nonblocking(true)?;
         watch.add_as(wake.as_fd(), Interest::Read, WAKE)?;
@@ -245,9 +248,10 @@ impl Redialer {
         }
     }
 
-    /// Executes the requests. Returns whether the thread is to run on; if not, the next request starts another one.
+    /// Executes the requests. Returns whether the thread continues; if not, the next broken connection starts another
+    /// thread.
     fn take_requests(&mut self) -> bool {
-        // Without the lock, for which runtimes would wait.
+        // The socket is read without the lock, so that threads of runtimes don't wait for the lock.
         let _ = self.wake.read(&mut [0; 16]);
         loop {
             let mut inbox = INBOX.lock();
@@ -300,7 +304,7 @@ impl Redialer {
         }
     }
 
-    /// Does what a connection or a server can do now.
+    /// Advances a connection or a server as far as possible without blocking.
     fn step(&mut self, token: u64, now: Instant) {
         if self.servers.contains_key(&token) {
             return self.serve(token, now);
@@ -404,7 +408,7 @@ impl Redialer {
         *attempt = Attempt::None;
     }
 
-    /// Forgets a connection that is reconnected, ended, or dropped.
+    /// Cancels the dial of a connection that is reconnected, ended, or dropped, or stops serving its listener for it.
     fn finish(&mut self, mut broken: Broken) {
         match &mut broken.side {
             Side::Connector(connector) => self.release(&mut connector.attempt),
@@ -478,7 +482,7 @@ impl Redialer {
                         Err(error) => tracing::debug!(%error, "could not watch a listener"),
                     }
                 }
-                // Without the descriptor, it is polled.
+                // A listener whose descriptor can't be watched is polled.
                 let left = if server.accept_fd.is_some() { left } else { PAUSE };
                 now.checked_add(left.max(MIN_TIMER))
             }

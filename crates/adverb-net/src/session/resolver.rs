@@ -1,8 +1,8 @@
 //! Host-name lookups on behalf of the redialer.
 //!
 //! `getaddrinfo` blocks for as long as the system's resolver takes. The lookups have threads of their own, at most
-//! [`MAX_THREADS`], which exist only while names are queued. A lookup that hangs delays other lookups, and no dial: the redialer
-//! dials the addresses that it knows.
+//! [`MAX_THREADS`], which exist only while names are queued. A lookup that hangs delays other lookups, but no dial: the
+//! redialer dials the addresses that it knows.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -24,7 +24,8 @@ struct Lookups {
     threads: usize,
 }
 
-/// Queues a lookup, unless one of the same name is queued or in progress. `report` receives the result on another thread.
+/// Queues a lookup, unless one of the same name is queued or in progress. `report` receives the result on another
+/// thread.
 pub(super) fn resolve(name: &str, report: fn(&str, Vec<SocketAddr>)) {
     let mut lookups = LOOKUPS.lock();
     if lookups.queue.iter().chain(&lookups.current).any(|queued| queued == name) {
@@ -39,7 +40,7 @@ pub(super) fn resolve(name: &str, report: fn(&str, Vec<SocketAddr>)) {
                 tracing::debug!(name, %error, "could not start a thread to resolve a host name");
                 lookups.queue.clear();
             }
-            // Another thread takes the name.
+            // A thread that runs already looks up the name.
             Err(_) => {}
         }
     }

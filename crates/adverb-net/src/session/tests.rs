@@ -52,7 +52,7 @@ fn connected(alternates: &[SocketAddr]) -> (Listener, Connection, Connection) {
     (listener, left, right)
 }
 
-/// Breaks both sides' lanes, and exchanges messages after that; returns the time that took.
+/// Breaks both sides' lanes, and then exchanges messages. Returns the time until the exchange was complete.
 fn break_and_exchange(left: &Connection, right: &Connection) -> Duration {
     let (start, lane_number) = (Instant::now(), left.driver().lane_number());
     left.driver().fail_lane();
@@ -69,7 +69,7 @@ fn break_and_exchange(left: &Connection, right: &Connection) -> Duration {
     start.elapsed()
 }
 
-/// Makes the redialer dial an address, for no connection.
+/// Makes the redialer dial an address, without a connection to reconnect.
 fn redial(peer: SocketAddr) -> RedialHandle {
     let options = options(&Device::open("soft").unwrap());
     let paths = Paths::new(vec![peer], &[], &options);
@@ -83,7 +83,7 @@ fn a_connection_resumes_while_200_others_dial_an_unreachable_peer() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let (_listener, left, right) = connected(&[]);
     let _handles = Vec::from_iter((0..200).map(|_| redial(silent.local_addr().unwrap())));
-    // One after the other, these dials would take 400 s: more than the connection has.
+    // One after the other, these dials would take 400 s, and the connection would exceed its time limit.
     println!("resumed after {:?}", break_and_exchange(&left, &right));
 }
 
@@ -101,7 +101,7 @@ fn a_listener_that_accepts_and_never_answers_does_not_keep_other_paths_from_bein
 fn unfinished_handshakes_of_other_peers_do_not_keep_a_peer_from_reconnecting() {
     let _lock = DESCRIPTOR_LOCK.lock();
     let (listener, left, right) = connected(&[]);
-    // More than a listener has places for; most of them send a part of a greeting.
+    // The other peers are more than a listener handles at a time. Most of them send a part of a greeting.
     let connect_other_peer = |number: usize| {
         let timeout = Duration::from_secs(1);
         let mut stream = TcpStream::connect_timeout(&listener.local_addr(), timeout).ok()?;

@@ -1,7 +1,9 @@
-//! The wait protocol under loom: threads, tasks, handshakes and cancelled callers on a model of a completion queue, in every
-//! interleaving with few preemptions. A lost wake-up is a deadlock, which loom reports. Injected faults must be reported.
+//! The wait protocol under loom: threads, tasks, handshakes and cancelled callers on a model of a completion queue, in
+//! every interleaving with few preemptions. A lost wake-up is a deadlock, which loom reports. Injected faults must be
+//! reported.
 //!
-//! A reported deadlock unwinds, and loom's types then can't be used. So connections are in the standard library's `Arc`.
+//! A reported deadlock unwinds, and loom's types then can't be used. So connections are in the standard library's
+//! `Arc`.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -54,7 +56,7 @@ struct Reactor {
     has_waker: bool,
 }
 
-/// The tasks that have left a waker, and those that were woken and have not run since.
+/// The tasks that have registered a waker, and those that were woken and have not run since.
 #[derive(Default)]
 struct Tasks {
     has_waker: [bool; 2],
@@ -143,7 +145,7 @@ impl Connection {
         std::mem::take(&mut self.device.lock().unwrap().queues[lane].completions)
     }
 
-    /// The device adds a completion to a queue.
+    /// Adds a completion to a queue, as the device does.
     fn complete(&self, lane: usize, kind: usize) {
         let mut device = self.device.lock().unwrap();
         let queue = &mut device.queues[lane];
@@ -179,7 +181,7 @@ impl Connection {
 
     /// Receives a message of a kind as a thread does. Returns `false` if the connection was closed.
     fn recv(&self, kind: usize) -> bool {
-        // Not dropped, because a reported deadlock unwinds from here.
+        // The caller is not dropped, because a reported deadlock unwinds from here.
         let mut waiting = ManuallyDrop::new(WaitingCaller::new(self, CallerKind::Thread));
         let mut guard = self.lock();
         loop {
@@ -280,7 +282,8 @@ impl Connection {
         }
     }
 
-    /// Begins to receive, and is cancelled when it blocks.
+    /// Begins to receive as a thread does, and cancels the wait when it would block. Returns whether there was a
+    /// message.
     fn begin_recv(&self, kind: usize) -> bool {
         let mut waiting = WaitingCaller::new(self, CallerKind::Thread);
         let mut guard = self.lock();
@@ -337,7 +340,7 @@ fn spawn(connection: &Arc<Connection>, work: fn(&Connection)) -> thread::JoinHan
     thread::spawn(move || work(&connection))
 }
 
-/// An event between the poll and the sleep, and before the arming.
+/// A completion arrives at any time: before the queue is armed, or between the poll and the sleep.
 fn a_completion_wakes_the_leader_whenever_it_arrives(fault: Option<Fault>) {
     check(move || {
         let connection = Connection::new(fault);
@@ -354,7 +357,7 @@ fn a_completion_wakes_the_leader() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_leader_that_does_not_poll_after_arming_is_found() {
+fn a_leader_that_does_not_poll_after_arming_is_detected() {
     a_completion_wakes_the_leader_whenever_it_arrives(Some(Fault::NoPollAfterArm));
 }
 
@@ -382,7 +385,7 @@ fn a_leader_that_leaves_is_replaced() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_leader_that_notifies_no_follower_is_found() {
+fn a_leader_that_notifies_no_follower_is_detected() {
     each_of_two_callers_receives_its_message(Some(Fault::NoHandover));
 }
 
@@ -392,7 +395,7 @@ fn a_caller_receives_though_another_is_cancelled(fault: Option<Fault>) {
         let connection = Connection::new(fault);
         let cancelled = spawn(&connection, |connection| {
             if connection.begin_recv(0) {
-                // It has received the message before it could be cancelled: another one for the other caller.
+                // This caller received the message before it was cancelled, so the other caller needs another one.
                 connection.complete(0, 0);
             }
         });
@@ -410,11 +413,12 @@ fn a_cancelled_leader_is_replaced() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_cancelled_leader_that_notifies_no_follower_is_found() {
+fn a_cancelled_leader_that_notifies_no_follower_is_detected() {
     a_caller_receives_though_another_is_cancelled(Some(Fault::NoHandover));
 }
 
-/// The lane is replaced at any time, and the message arrives on the new one. The old lane is drained, which raises an event.
+/// The lane is replaced at any time, and the message arrives on the new lane. The old one is drained, which raises an
+/// event.
 #[test]
 fn a_leader_notices_another_lane() {
     check(|| {
@@ -448,7 +452,7 @@ fn a_closed_connection_wakes_all_threads() {
     });
 }
 
-/// A caller that doesn't wait processes what another one waits for.
+/// A caller that doesn't wait processes the completion that another caller waits for.
 #[test]
 fn a_caller_that_polls_without_waiting_notifies_the_others() {
     for recv in [(|connection| assert!(connection.recv(0))) as fn(&Connection), |connection| {
@@ -483,12 +487,12 @@ fn a_completion_wakes_a_task() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_task_that_does_not_poll_after_arming_is_found() {
+fn a_task_that_does_not_poll_after_arming_is_detected() {
     a_completion_wakes_a_task_whenever_it_arrives(Some(Fault::NoPollAfterArm));
 }
 
-/// Two tasks wait for different messages. A caller that doesn't wait may process the first message, so that a task takes an
-/// event and leaves without a poll.
+/// Two tasks wait for different messages. A caller that doesn't wait may process the first message, so that a task
+/// takes an event and leaves without a poll.
 fn each_of_two_tasks_receives_its_message(fault: Option<Fault>) {
     check(move || {
         let connection = Connection::new(fault);
@@ -511,7 +515,7 @@ fn a_task_that_takes_an_event_notifies_the_others() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_task_that_takes_an_event_without_a_notification_is_found() {
+fn a_task_that_takes_an_event_without_a_notification_is_detected() {
     each_of_two_tasks_receives_its_message(Some(Fault::EventTakenWithoutNotify));
 }
 
@@ -525,7 +529,7 @@ fn a_task_receives_though_another_is_not_polled_again() {
             let abandoned = thread::spawn(move || {
                 let mut waiting = ManuallyDrop::new(WaitingCaller::new(&*abandoned, CallerKind::Task));
                 if abandoned.poll_task(&mut waiting, 1, 0).is_some() {
-                    // It has received the message: another one for the other task.
+                    // This task has received the message, so the other task needs another one.
                     abandoned.complete(0, 0);
                 }
                 if is_dropped {
@@ -562,7 +566,7 @@ fn a_task_notices_another_lane() {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_task_that_assumes_that_a_new_lane_is_armed_is_found() {
+fn a_task_that_assumes_that_a_new_lane_is_armed_is_detected() {
     a_message_for_a_task_arrives_on_another_lane(Some(Fault::NewLaneAssumedArmed));
 }
 

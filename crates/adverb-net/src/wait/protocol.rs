@@ -1,25 +1,27 @@
-//! The wait protocol: how the callers of one connection wait for its completion events.
+//! The wait protocol of a connection, which decides when callers spin, poll and sleep, and which of them are notified.
 //!
 //! A waiting caller spins for a while, then arms the completion queue, polls once more, and sleeps until an event is
 //! raised. It processes completions for all callers.
 //!
-//! - Of several **threads**, one leads and sleeps in the kernel. The others follow: they sleep until they are notified. A
-//!   leader that leaves has a follower notified, and that follower leads.
+//! - Of several **threads**, one leads and sleeps in the kernel. The others follow: they sleep until they are notified.
+//!   When the leader leaves, one follower is notified, and leads.
 //! - **Tasks** have no leader, because a task that waits may never be polled again, and need not be dropped either. An
 //!   event wakes all of them. The first that runs takes the event, and notifies the others.
-//! - The **handshake** of a lane is polled when its descriptor is readable. Until the lane is established, it alone takes
-//!   the events, and the other callers follow.
+//! - The **handshake** of a lane is polled when its descriptor is readable. Until the lane is established, it alone
+//!   takes the events, and the other callers follow.
 //!
-//! [`Waiters`] decides and does nothing else: it knows neither threads nor wakers, completion queues nor time. It lies
-//! behind the lock of the connection. [`WaitingCaller`] carries out the steps that don't block, under that lock, and returns
-//! the next one that blocks ([`Block`]). The drivers differ only in how they block: a thread in a system call or on a
-//! condition variable, a task by leaving its waker.
+//! [`Waiters`] only decides: it uses no threads, wakers, completion queues or time. The lock of the connection guards
+//! it. [`WaitingCaller`] carries out the steps that don't block, under that lock, and returns the next step that blocks
+//! ([`Block`]). Callers differ only in how they block: a thread in a system call or on a condition variable, a task by
+//! registering its waker.
 //!
 //! Why no wake-up is lost:
 //!
-//! - A completion that arrives before the queue is armed raises no event, so a caller polls between arming and sleeping.
-//! - The caller's condition is checked, and the decision to sleep made, under one hold of the lock. Code that changes the
-//!   connection ([`Waiters::changed`], [`Waiters::replace_lane`]) therefore runs before the check, or it notifies the caller.
+//! - A completion that arrives before the queue is armed raises no event, so a caller polls between arming and
+//!   sleeping.
+//! - The caller's condition is checked, and the decision to sleep made, under one hold of the lock. Code that changes
+//!   the connection ([`Waiters::changed`], [`Waiters::replace_lane`]) therefore runs before the check, or it notifies
+//!   the caller.
 //! - While threads follow, one leads or one of the followers has been notified. Each caller that leaves restores this
 //!   ([`Waiters::leave`]), including a notified follower that leaves instead of leading.
 //! - While tasks sleep, the queue is armed, or all of them have been notified: a caller that takes the event, or finds
@@ -47,9 +49,9 @@ pub(crate) struct Waiters {
 enum Leader {
     #[default]
     Vacant,
-    /// It sleeps, or has been woken.
+    /// The leader sleeps, or has been woken.
     Present,
-    /// It polls the completion queue without the connection's lock.
+    /// The leader polls the completion queue without the connection's lock.
     Spinning,
 }
 
@@ -58,22 +60,22 @@ enum Leader {
 enum Arming {
     #[default]
     Disarmed,
-    /// It does, but completions that arrived before may be in the queue.
+    /// The queue is armed, but completions that arrived before may be in it.
     PollDue,
-    /// It does, and all completions that arrived before are processed.
+    /// The queue is armed, and all completions that arrived before are processed.
     Armed,
-    /// It doesn't: an event was taken, and its completion may be in the queue.
+    /// The queue is not armed: its event was taken, and the completion may still be in the queue.
     Raised,
 }
 
 /// The means by which a caller blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CallerKind {
-    /// It blocks in system calls, so only one thread may wait for events.
+    /// A thread blocks in system calls, so only one thread may wait for events.
     Thread,
-    /// It leaves a waker.
+    /// A task registers a waker.
     Task,
-    /// It leaves nothing, and is polled again when there is an event.
+    /// A handshake registers nothing. It is polled again when its descriptor is readable.
     Handshake,
 }
 
@@ -83,16 +85,16 @@ pub(crate) struct Caller {
     kind: CallerKind,
     role: Role,
     has_spun: bool,
-    /// Its spinning, if that is independent of the other callers'.
+    /// The state of the caller's spinning, if that is independent of the other callers'.
     spin: Option<AdaptiveSpin>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Role {
-    /// It doesn't wait, or is awake.
+    /// A caller that doesn't wait, or is awake.
     #[default]
     Outside,
-    /// It is to be notified.
+    /// A caller that is to be notified.
     Following,
     /// A thread that waits for events.
     Leading,
@@ -114,10 +116,11 @@ pub(crate) enum Step {
 pub(crate) enum Block {
     /// Wait to be notified. The caller must be ready to be notified before the lock is released.
     Follow,
-    /// Poll the completion queue for this long, and report to [`Waiters::spun`]. A thread polls without the lock, and other
-    /// callers don't poll meanwhile. A task lets other tasks run between its polls.
+    /// Poll the completion queue for this long, and report to [`Waiters::spun`]. A thread polls without the lock, and
+    /// other callers don't poll meanwhile. A task lets other tasks run between its polls.
     Spin(Duration),
-    /// Wait for an event. A taken event is reported to [`Waiters::event_taken`]. A task must be ready to be notified, too.
+    /// Wait for an event. A taken event is reported to [`Waiters::event_taken`]. A task must be ready to be notified,
+    /// too.
     Sleep,
 }
 
@@ -126,7 +129,7 @@ pub(crate) enum Block {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Notify {
     None,
-    /// Any thread. All tasks, because one of them may never be polled again.
+    /// One thread, and all tasks, because one of the tasks may never be polled again.
     One,
     All,
 }
@@ -138,8 +141,8 @@ impl Caller {
 }
 
 impl Waiters {
-    /// Returns the next step of a caller whose condition doesn't hold. `has_lane` is whether the connection has a lane with
-    /// events for callers other than its handshake.
+    /// Returns the next step of a caller whose condition doesn't hold. `has_lane` is whether the connection has a lane
+    /// with events for callers other than its handshake.
     pub(crate) fn advance(&mut self, caller: &mut Caller, has_lane: bool) -> Step {
         let is_vacant = caller.role == Role::Leading || self.leader == Leader::Vacant;
         let waits_for_events = match caller.kind {
@@ -214,7 +217,7 @@ impl Waiters {
     /// [change](Waiters::changed).
     pub(crate) fn polled(&mut self, has_completions: bool) {
         self.arming = match self.arming {
-            // If the queue was armed, they have raised its event.
+            // If the queue was armed, the completions have raised its event.
             _ if has_completions => Arming::Disarmed,
             Arming::PollDue => Arming::Armed,
             Arming::Raised => Arming::Disarmed,
@@ -262,7 +265,7 @@ impl Waiters {
         }
     }
 
-    /// Ends a caller's wait, for whatever reason. A caller that doesn't wait has nothing to end.
+    /// Ends a caller's wait. Has no effect on a caller that doesn't wait.
     pub(crate) fn leave(&mut self, caller: &mut Caller) -> Notify {
         let has_waited = caller.role != Role::Outside;
         self.set_role(caller, Role::Outside);
@@ -282,14 +285,14 @@ impl Waiters {
     }
 }
 
-/// A mutation of the protocol for tests: each must be found.
+/// A mutation of the protocol. A test must detect each of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
     /// A caller sleeps after arming without another poll.
     NoPollAfterArm,
     /// A leaving thread notifies no follower.
     NoHandover,
-    /// The completion queue of a new lane is taken for armed if that of the old lane was.
+    /// The completion queue of a new lane is assumed to be armed if that of the old lane was.
     NewLaneAssumedArmed,
     /// A task that takes an event doesn't notify the others.
     EventTakenWithoutNotify,
@@ -413,13 +416,13 @@ where
 }
 
 /// The time that a caller spins before it sleeps. Sleeping and being woken takes longer than a short message and its
-/// answer. After an unsuccessful spin the next wait doesn't spin; after each further one, the next 3, 7, and so on. So a
-/// caller that was preempted soon spins again, and a caller that waits for long hardly ever does.
+/// answer. After an unsuccessful spin the next wait doesn't spin; after each further one, the next 3, 7, and so on. So
+/// a caller that was preempted soon spins again, and a caller that waits for long hardly ever does.
 #[derive(Debug, Default)]
 pub(crate) struct AdaptiveSpin {
     /// The number of waits without spinning before the next spin.
     skips: u32,
-    /// How many of them have passed.
+    /// The number of these waits that have passed.
     skipped: u32,
 }
 
@@ -490,7 +493,7 @@ mod tests {
         assert_eq!(waiters.advance(&mut caller, true), Step::Poll);
         waiters.polled(false);
         assert_eq!(waiters.advance(&mut caller, true), SLEEP);
-        // Woken without an event, the queue is still armed.
+        // The caller was woken without an event, so the queue is still armed.
         assert_eq!(waiters.advance(&mut caller, true), SLEEP);
         assert_eq!(waiters.event_taken(&mut caller), Notify::None);
         // The last spin was unsuccessful, so this wait doesn't spin.

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 #[derive(Default)]
 pub(crate) struct Wakers(Mutex<VecDeque<(WakerId, Waker)>>);
 
-/// The number of a wait.
+/// The ID of a task's wait.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct WakerId(u64);
 
@@ -27,12 +27,12 @@ impl Wakers {
         self.0.lock().is_empty()
     }
 
-    /// Adds the waker of a wait, which has none.
+    /// Adds the waker of a wait that has none.
     pub(crate) fn add(&self, id: WakerId, waker: &Waker) {
         self.0.lock().push_back((id, waker.clone()));
     }
 
-    /// Removes the waker of a wait, unless it was woken.
+    /// Removes the waker of a wait, unless [`wake_all`](Wakers::wake_all) has removed it.
     pub(crate) fn remove(&self, id: WakerId) {
         let mut wakers = self.0.lock();
         let position = wakers.iter().position(|(other, _)| *other == id);
@@ -42,7 +42,7 @@ impl Wakers {
 
     /// Wakes all tasks that wait.
     pub(crate) fn wake_all(&self) {
-        // Woken tasks may add wakers meanwhile.
+        // Woken tasks may add wakers again, which are not woken by this call.
         let count = self.0.lock().len();
         for _ in 0..count {
             let Some((_, waker)) = self.0.lock().pop_front() else { return };

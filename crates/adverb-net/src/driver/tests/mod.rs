@@ -20,7 +20,8 @@ use crate::session::SessionRequest;
 use crate::wait::{CallerKind, WaitingCaller};
 use crate::{Bootstrap, Key, Options, RemoteAccess};
 
-/// Returns options for connections that do not reconnect: over the software NIC, unless `ADVERB_DEVICE` names another device.
+/// Returns options for connections that do not reconnect: over the software NIC, unless `ADVERB_DEVICE` names another
+/// device.
 fn options_without_reconnect() -> Options {
     let device = std::env::var("ADVERB_DEVICE").unwrap_or("soft".to_owned());
     // TCP uses the loopback interface, which may not be the device's.
@@ -40,7 +41,7 @@ fn options_per_bootstrap() -> [Options; 2] {
     [Bootstrap::Tcp, Bootstrap::ConnectionManager].map(|bootstrap| options().bootstrap(bootstrap))
 }
 
-/// Returns the address of the device, which is that of its connection manager, with any port.
+/// Returns the device's address, at which its connection manager listens, with port 0.
 fn any_port(options: &Options) -> SocketAddr {
     let device = options.device.as_ref().unwrap();
     SocketAddr::new(device.gid_for(1, None).unwrap().gid.ip(), 0)
@@ -102,7 +103,7 @@ fn fail_repeatedly(driver: &Driver, mut break_lanes: impl FnMut(u32)) -> bool {
         sleep(Duration::from_millis(20 + u64::from(round % 7 * 10)));
         count = driver.lock().connection.lane();
     }
-    println!("went on {count} times, after {round} breaks");
+    println!("reconnected {count} times, after {round} failures of lanes");
     count >= TARGET_RECONNECTS
 }
 
@@ -179,14 +180,15 @@ fn a_session_resumes_without_a_call_to_accept() {
                     // Both sides detect their failed lanes at once.
                     break_lane(left.driver());
                     break_lane(right.driver());
-                    // Another peer is accepted too, now or later.
+                    // Another peer connects meanwhile. The redialer drives its handshake, and `accept` returns it
+                    // below.
                     let connect = || connector.connect(listener.local_addr()).unwrap();
                     other_peer.get_or_insert_with(|| scope.spawn(connect));
                 })
             });
-            let (host, other_peer) = (listener.accept().unwrap(), other_peer.unwrap().join().unwrap());
-            other_peer.send(b"me too").unwrap();
-            assert_eq!(&host.recv().unwrap().unwrap()[..], b"me too");
+            let (accepted, other_peer) = (listener.accept().unwrap(), other_peer.unwrap().join().unwrap());
+            other_peer.send(b"from another peer").unwrap();
+            assert_eq!(&accepted.recv().unwrap().unwrap()[..], b"from another peer");
         });
     }
 }
@@ -196,7 +198,7 @@ fn a_listener_whose_lane_fails_resumes_when_the_peer_redials() {
     let options = options();
     with_pair([&options, &options], |left, right| {
         assert!(break_lane(right.driver()));
-        // The connector detects the failure by its keepalive.
+        // The keepalive of the connector detects the failure.
         scope(|scope| {
             scope.spawn(|| right.send(b"after all").unwrap());
             assert_eq!(&left.recv().unwrap().unwrap()[..], b"after all");
@@ -292,17 +294,17 @@ fn a_session_that_cannot_resume_reports_unacknowledged_messages() {
 fn hardware_reports_the_end_of_the_peer_at_once() {
     let options = Options { reconnect: None, ..options() }.keepalive(Duration::MAX);
     if options.device.as_ref().unwrap().is_software() {
-        return println!("skipped: nobody speaks for a software NIC whose program is gone");
+        return println!("skipped: after the end of its process, a software NIC sends no packet to the peer");
     }
     let (_listener, left, right) = connected([&options, &options]);
     right.send(b"the last").unwrap();
     drop(right);
-    // There is no keepalive.
+    // The keepalive is off, so the device itself must report the end.
     let start = Instant::now();
     assert_eq!(&left.recv().unwrap().unwrap()[..], b"the last");
     let error = left.recv().unwrap_err();
     assert!(matches!(error, Error::Disconnected { .. }), "{error}");
-    println!("known after {:?}: {error}", start.elapsed());
+    println!("the end was reported after {:?}: {error}", start.elapsed());
 }
 
 #[cfg(feature = "tokio")]
@@ -311,7 +313,7 @@ async fn hardware_reports_the_end_of_the_peer_to_tasks_at_once() {
     use crate as net;
     let options = Options { reconnect: None, ..options() }.keepalive(Duration::MAX);
     if options.device.as_ref().unwrap().is_software() {
-        return println!("skipped: nobody speaks for a software NIC whose program is gone");
+        return println!("skipped: after the end of its process, a software NIC sends no packet to the peer");
     }
     let listener = net::Listener::bind_with(any_port(&options), &options).await.unwrap();
     let connector = net::Connector::new().options(&options);
@@ -330,16 +332,17 @@ async fn hardware_reports_the_end_of_the_peer_to_tasks_at_once() {
     assert!(matches!(error, Error::Disconnected { .. }), "{error}");
 }
 
-/// Only the peer's request fails with a cause. This side's requests are flushed.
+/// Only the left side's request completes with a cause. The right side's requests are flushed, but its error must name
+/// the cause too.
 #[test]
-fn an_end_by_a_refused_request_of_the_peer_is_explained() {
+fn a_connection_ended_by_a_rejected_request_of_the_peer_reports_the_cause() {
     let options = Options { reconnect: None, ..options() };
     with_pair([&options, &options], |left, right| {
         let driver = left.driver();
         let remote = RemoteAddress { addr: 0x1000, rkey: 0 };
         let request = SendRequest::write(driver.pool().alloc(8).unwrap(), remote);
         assert!(driver.lane().queue_pair.post_send(request.tag(2)).is_ok());
-        let Err(Error::Disconnected { reason, hint, .. }) = right.recv() else { panic!("it is refused") };
+        let Err(Error::Disconnected { reason, hint, .. }) = right.recv() else { panic!("not rejected") };
         if options.device.as_ref().unwrap().is_software() {
             assert!(reason.contains("violated access rights"), "{reason}");
             assert!(hint.contains("keys and ranges that the peer uses"), "{hint}");
@@ -372,7 +375,7 @@ fn a_session_does_not_resume_without_its_key() {
     let keyed = options().key(&Key::new([7; 32]).unwrap());
     let other = Listener::bind_with(any_port(&open), &open).unwrap();
     with_pair([&keyed, &keyed], |left, right| {
-        // A peer that observes the packets knows the number of the session.
+        // A peer that observes the packets knows the session's ID.
         let session = SessionRequest::Forge(right.driver().session().unwrap());
         let other_peer = Options { session: Some(session), ..open.clone() };
         scope(|scope| {
@@ -397,7 +400,7 @@ fn a_wait_ends_if_the_lane_fails_right_before_it() {
     let ended = left.driver().wait(Duration::from_secs(60), "waiting for the end", |_, core| {
         checks += 1;
         if checks == 2 {
-            // The last check before the wait.
+            // This is the last check before the wait.
             let now = core.now;
             core.connection.handle_lane_failed(now);
         }
@@ -435,11 +438,11 @@ fn an_armed_connection_is_not_polled_before_an_event() {
 }
 
 #[test]
-fn another_peer_cannot_take_over_a_session_number() {
+fn another_peer_cannot_take_over_a_session_id() {
     let options = options();
     let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
     with_pair([&options, &options], |left, right| {
-        // A peer that has observed the number begins a session with it.
+        // A peer that has observed the ID begins a session with it.
         let session = SessionRequest::Begin(right.driver().session().unwrap());
         let other_peer = Options { session: Some(session), ..options.clone() };
         scope(|scope| {
@@ -526,7 +529,7 @@ async fn sessions_of_tasks_resume() {
     };
     tokio::select! {
         _ = async { tokio::join!(echo, send_and_check) } => {}
-        _ = listener.accept() => panic!("nobody else comes"),
+        _ = listener.accept() => panic!("no other peer connects"),
     }
     // The end of a session wakes tasks too.
     drop(listener);

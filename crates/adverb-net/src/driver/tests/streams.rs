@@ -15,7 +15,7 @@ fn byte(at: usize) -> u8 {
     (at ^ at >> 8 ^ at >> 17) as u8
 }
 
-/// Returns the bytes of a write at this offset of the stream: few, which are sent eagerly, or many, which are sent by rendezvous.
+/// Returns the bytes of a write at this offset of the stream. A short write is eager, and a long one a rendezvous.
 fn piece(number: usize, at: usize) -> Vec<u8> {
     let len = [100, 3_000, 200_000, 17, 40_000, 600_000][number % 6] + number % 7;
     (at..at + len).map(byte).collect()
@@ -148,7 +148,7 @@ async fn streams_of_tasks_lose_and_duplicate_no_byte() {
                     break;
                 }
             }
-            // As above.
+            // An idle side doesn't drive its connection, and the peer may still wait for it.
             done.fetch_add(1, Ordering::Relaxed);
             while done.load(Ordering::Relaxed) < 2 {
                 assert_eq!(reader.read(&mut piece).await.unwrap(), 0);
@@ -178,7 +178,7 @@ async fn streams_of_tasks_lose_and_duplicate_no_byte() {
         let [left, right] = [left, right].map(|side| write_and_read(side.into_stream(), &is_over, &done));
         let ((left_wrote, left_read), (right_wrote, right_read)) = tokio::select! {
             counts = async { tokio::join!(left, right) } => counts,
-            _ = listener.accept() => panic!("nobody else comes"),
+            _ = listener.accept() => panic!("no other peer connects"),
         };
         assert_eq!((left_wrote, right_wrote), (right_read, left_read));
         assert!(failing.join().unwrap());
