@@ -139,7 +139,8 @@ async fn wait(descriptor: &impl AsFd, timeout: Duration) -> Result<()> {
 /// [`Bootstrap`](super::Bootstrap). All later traffic uses the queue pairs.
 ///
 /// A listener listens until it is [stopped](Listener::stop) or dropped, and can be [started](Listener::start) again.
-/// Accepted connections do not depend on the listener.
+/// Accepted connections continue without the listener. A peer can [reconnect](Options::reconnect) only while a listener
+/// of the process listens.
 pub struct Listener {
     listening: Arc<Listening>,
 }
@@ -161,7 +162,7 @@ impl Listener {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, no listener is created.
+    /// If the future is dropped, no listener remains. The port may stay in use until devices are opened.
     pub async fn bind(address: impl ToSocketAddrs) -> Result<Listener> {
         Listener::bind_with(address, &Options::new()).await
     }
@@ -174,7 +175,7 @@ impl Listener {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, no listener is created.
+    /// If the future is dropped, no listener remains. The port may stay in use until devices are opened.
     pub async fn bind_with(address: impl ToSocketAddrs, options: &Options) -> Result<Listener> {
         let addresses: Vec<SocketAddr> = lookup_host(address).await.map_err(bootstrap::not_bound)?.collect();
         let options = options.clone();
@@ -290,7 +291,7 @@ impl fmt::Debug for Listener {
 /// the connection continues. The section "Cancel safety" of each method describes all other effects.
 pub struct Connection {
     driver: Arc<Driver>,
-    /// Readable when the completion queue has an event.
+    /// Readable when the completion queue or the connection manager may have an event.
     events: AsyncFd<OwnedFd>,
     /// Runtime that created the connection. Tasks that outlive the connection run there.
     runtime: Handle,
@@ -325,9 +326,10 @@ impl Connection {
 
     /// Sends a message. The call returns when the message is in flight; the peer may not have received it yet.
     ///
-    /// A byte slice is copied. A [`PoolBuf`](adverb_verbs::memory::PoolBuf), for example from this
-    /// connection's [`pool`](Connection::pool), or a received [`Message`] is not copied if it is longer than
-    /// [`Options::eager_threshold`]: the peer's device reads it in place.
+    /// A byte slice is copied. A [`PoolBuf`](adverb_verbs::memory::PoolBuf) from this connection's
+    /// [`pool`](Connection::pool), or a [`Message`] that this connection has received, is not copied if it is longer
+    /// than [`Options::eager_threshold`]: the peer's device reads it in place. A buffer of another protection domain is
+    /// copied.
     ///
     /// # Errors
     ///
@@ -337,8 +339,8 @@ impl Connection {
     /// - Returns [`Error::MessageTooLong`] if the message is longer than the peer's [`Options::max_message_size`].
     /// - Returns the errors of [`Pool::alloc`] if there is no memory.
     ///
-    /// The error contains the pool buffer, unless the connection has queued the message. After a timeout, the message
-    /// may be queued: the connection then sends it when the peer grants credits.
+    /// The error contains the pool buffer, unless the connection has queued the message or could not register the
+    /// buffer. After a timeout, the message may be queued: the connection then sends it when the peer grants credits.
     ///
     /// # Cancel safety
     ///

@@ -121,7 +121,8 @@ fn wait(descriptor: &impl AsFd, timeout: Duration) -> Result<()> {
 /// [`Bootstrap`](super::Bootstrap). All later traffic uses the queue pairs.
 ///
 /// A listener listens until it is [stopped](Listener::stop) or dropped, and can be [started](Listener::start) again.
-/// Accepted connections do not depend on the listener.
+/// Accepted connections continue without the listener. A peer can [reconnect](Options::reconnect) only while a listener
+/// of the process listens.
 pub struct Listener {
     listening: Arc<Listening>,
 }
@@ -258,9 +259,10 @@ pub struct Connection {
 impl Connection {
     /// Sends a message. The call returns when the message is in flight; the peer may not have received it yet.
     ///
-    /// A byte slice is copied. A [`PoolBuf`](adverb_verbs::memory::PoolBuf), for example from this
-    /// connection's [`pool`](Connection::pool), or a received [`Message`] is not copied if it is longer than
-    /// [`Options::eager_threshold`]: the peer's device reads it in place.
+    /// A byte slice is copied. A [`PoolBuf`](adverb_verbs::memory::PoolBuf) from this connection's
+    /// [`pool`](Connection::pool), or a [`Message`] that this connection has received, is not copied if it is longer
+    /// than [`Options::eager_threshold`]: the peer's device reads it in place. A buffer of another protection domain is
+    /// copied.
     ///
     /// # Errors
     ///
@@ -270,8 +272,8 @@ impl Connection {
     /// - Returns [`Error::MessageTooLong`] if the message is longer than the peer's [`Options::max_message_size`].
     /// - Returns the errors of [`Pool::alloc`] if there is no memory.
     ///
-    /// The error contains the pool buffer, unless the connection has queued the message. After a timeout, the message
-    /// may be queued: the connection then sends it when the peer grants credits.
+    /// The error contains the pool buffer, unless the connection has queued the message or could not register the
+    /// buffer. After a timeout, the message may be queued: the connection then sends it when the peer grants credits.
     pub fn send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
         self.send_timeout(message.into(), None, self.driver.options.timeout)
     }

@@ -9,9 +9,10 @@ use bytes::Bytes;
 
 /// A received message: its bytes, and its immediate data if the sender attached any.
 ///
-/// The bytes are registered memory with a single owner, so a message can be forwarded without a copy. Short messages
-/// that arrive together share one buffer, which returns to the pool when the last of them is dropped. A program should
-/// copy messages that it keeps for a long time.
+/// The bytes are registered memory with a single owner, so a long message can be forwarded without a copy, over this
+/// connection or another one with the same [pool](super::Options::pool). Short messages that arrive together share one
+/// buffer, which returns to the pool when the last of them is dropped. A program should copy messages that it keeps for
+/// a long time.
 #[derive(Debug)]
 pub struct Message {
     pub(super) buffer: PoolBuf,
@@ -143,8 +144,8 @@ pub struct UnacknowledgedMessage {
 pub struct SendError {
     /// The cause of the failure.
     pub error: Error,
-    /// The pool buffer that was not sent. This field is `None` if the data was a byte slice, or if the message is
-    /// queued or in flight.
+    /// The pool buffer that was not sent. This field is `None` if the data was a byte slice, if the message is queued
+    /// or in flight, or if the buffer could not be registered.
     pub buffer: Option<PoolBuf>,
 }
 

@@ -111,7 +111,7 @@ impl Options {
     }
 
     /// Sets the maximum size of an eager message in bytes. The default is 16 KiB. The maximum is a quarter of the
-    /// peer's receive ring.
+    /// peer's receive ring, less 16 bytes.
     ///
     /// This side copies messages up to this size into the peer's ring. The peer's device reads longer messages from
     /// this side's memory (rendezvous).
@@ -232,7 +232,8 @@ impl Options {
 
 /// The channel over which two sides exchange the attributes of their queue pairs.
 ///
-/// The channel has no effect on the established connection, which uses the same device in each case.
+/// The established connection uses the same device in each case. The channel only determines whether the connection
+/// manager reports the end of the peer's process: see [`Options::keepalive`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Bootstrap {

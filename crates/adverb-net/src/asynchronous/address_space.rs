@@ -120,7 +120,8 @@ impl AddressSpace<'_> {
         remote.read(range).await
     }
 
-    /// Reads several ranges of addresses. All requests are in flight at the same time.
+    /// Reads several ranges of addresses. Many requests are in flight at the same time: the send queue limits their
+    /// number.
     ///
     /// # Errors
     ///

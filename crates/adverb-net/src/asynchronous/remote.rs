@@ -96,7 +96,7 @@ impl RemoteRegion<'_> {
         self.connection.finish_read(&mut operation).await
     }
 
-    /// Reads several ranges. All requests are in flight at the same time.
+    /// Reads several ranges. Many requests are in flight at the same time: the send queue limits their number.
     ///
     /// # Errors
     ///

@@ -64,7 +64,7 @@ enum Phase {
 
 /// The channel by which a side notices that the peer has aborted the handshake before its hello arrived.
 enum Channel {
-    /// The TCP connection, which both sides keep open until the hellos have arrived.
+    /// The TCP connection, which each side keeps open until the peer's hello has arrived.
     Tcp(GreetingStream),
     /// The TCP connection, which the listener has closed: its hello is in flight, or the listener has aborted.
     ClosedByListener,

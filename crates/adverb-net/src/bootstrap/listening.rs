@@ -28,7 +28,7 @@ pub(crate) struct Listening {
     accepting: AtomicUsize,
 }
 
-/// A call that waits for a connection. Until it is dropped, that call drives the handshakes.
+/// The registration of a call that waits for a connection. Until it is dropped, that call drives the handshakes.
 pub(crate) struct Accepting<'a>(&'a Listening);
 
 impl Drop for Accepting<'_> {

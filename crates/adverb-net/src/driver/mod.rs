@@ -53,7 +53,7 @@ pub(crate) struct Driver {
     peer: SocketAddr,
     pub(crate) options: Options,
     core: Mutex<Core>,
-    /// The maximum length of an eager message, in the upper half, and of any message.
+    /// The maximum length of an eager message, in the upper half, and that of any message, in the lower half.
     limits: AtomicU64,
     /// The origin of the connection's time.
     epoch: Instant,

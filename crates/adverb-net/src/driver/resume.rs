@@ -41,8 +41,8 @@ impl Driver {
         }
     }
 
-    /// Ends a connection that the redialer could not reconnect. Has no effect if the connection has been redialed again
-    /// since the redial with this count.
+    /// Ends a connection that the redialer could not reconnect. Has no effect if the connection is established, or has
+    /// been redialed again since the redial with this count.
     pub(crate) fn give_up_after(&self, redial_count: u32, reason: &str) {
         let mut core = self.lock();
         if core.redial_count != redial_count || core.connection.phase() == PhaseKind::Established {

@@ -18,7 +18,7 @@ pub(crate) const PREFIX_LEN: usize = 16;
 const ENDPOINT_LEN: usize = 28;
 const NONCE_LEN: usize = size_of::<Nonce>();
 const PROOF_LEN: usize = size_of::<Digest>();
-/// The maximum length of a reason, which fits the connection manager's rejection behind the prefix.
+/// The maximum length of a reason. The prefix and the reason fit in a rejection of the connection manager.
 pub(crate) const MAX_REASON_LEN: usize = 128;
 
 /// A message before the queue pairs are connected.

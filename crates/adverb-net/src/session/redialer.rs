@@ -491,7 +491,7 @@ impl Redialer {
                 self.unwatch(&mut server);
                 Some(now + PAUSE)
             }
-            // The peers may reconnect to another listener, which calls that accept drive.
+            // The listener was dropped. The peers may reconnect to another one, while a call accepts there.
             None => {
                 self.unwatch(&mut server);
                 None

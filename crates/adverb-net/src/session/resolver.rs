@@ -40,7 +40,7 @@ pub(super) fn resolve(name: &str, report: fn(&str, Vec<SocketAddr>)) {
                 tracing::debug!(name, %error, "could not start a thread to resolve a host name");
                 lookups.queue.clear();
             }
-            // A thread that runs already looks up the name.
+            // One of the running threads looks up the name.
             Err(_) => {}
         }
     }
