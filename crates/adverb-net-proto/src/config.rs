@@ -18,8 +18,8 @@ pub struct Config {
     pub max_outstanding_writes: u32,
     /// The maximum size of an eager message. A quarter of the peer's ring limits it further.
     pub eager_threshold: u32,
-    /// The maximum number of bytes in messages that the application has not received yet. Each message counts as its size
-    /// plus 64 bytes. One message is buffered regardless of its size.
+    /// The maximum number of bytes in messages that the application has not received yet. Each message counts as its
+    /// size plus 64 bytes. One message is buffered regardless of its size.
     pub recv_buffer_limit: usize,
     /// The maximum size of a message that this side accepts.
     pub max_message_size: u32,
@@ -29,7 +29,8 @@ pub struct Config {
     pub handshake_timeout: Duration,
     /// The time limit of a close.
     pub close_timeout: Duration,
-    /// The time for which a side that has received a close waits for its acknowledgement: the peer may retransmit for as long.
+    /// The time for which a side that has received a close waits for its acknowledgement: the peer may retransmit for
+    /// as long.
     pub linger: Duration,
     /// The time for which a side that has acknowledged its close waits for the acknowledgement's completion.
     pub close_ack_timeout: Duration,
@@ -101,7 +102,8 @@ impl Config {
         Config { recv_ring_size, max_outstanding_writes, max_read_len, ..self }.clamped()
     }
 
-    /// Returns the depth of the receive queue: a receive for the hello, and one for each write that the peer may have in flight.
+    /// Returns the depth of the receive queue: a receive for the hello, and one for each write that the peer may have
+    /// in flight.
     pub fn recv_queue_depth(&self) -> u32 {
         1 + self.receives()
     }

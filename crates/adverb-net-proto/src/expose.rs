@@ -29,8 +29,8 @@ impl<R> Exposed<R> {
     }
 }
 
-/// Takes the next region that must be registered for this lane, and returns its index too. The first `announced` regions were
-/// announced over the lane.
+/// Takes the next region that must be registered for this lane, and returns its index too. The first `announced`
+/// regions were announced over the lane.
 pub(crate) fn take_stale<R>(exposed: &mut [Exposed<R>], announced: usize, lane: u32) -> Option<(usize, R)> {
     let item = exposed.get_mut(announced)?;
     match std::mem::replace(&mut item.registration, Registration::Registering) {

@@ -1,13 +1,15 @@
 //! A connection over RDMA, as a pure state machine.
 //!
-//! A [`Connection`] is one side of a reliable connection with messages: eager messages, which are written into a ring of the peer
-//! under credits; rendezvous messages, which the peer reads from registered memory; a graceful close; and, if both sides want it, a
-//! session that survives its queue pairs, with a replay of the messages that the peer has not received. It does no I/O: a driver
-//! posts the requests to a queue pair, polls completions, registers memory, and dials.
+//! A [`Connection`] is one side of a reliable connection with messages: eager messages, which are written into a ring
+//! of the peer under credits; rendezvous messages, which the peer reads from registered memory; a graceful close; and,
+//! if both sides want it, a session that survives its queue pairs, with a replay of the messages that the peer has not
+//! received. It does no I/O: a driver posts the requests to a queue pair, polls completions, registers memory, and
+//! dials.
 //!
-//! The bytes on the wire are those of the connection protocol, version 1 (`docs/protocol.md`). adverb-net is the driver.
-//! Greetings and keys, which come before the hello, belong to the driver. The driver also keeps the memory of one-sided
-//! operations: the connection only [counts](Connection::post_operation) them, because they share its send queue.
+//! The bytes on the wire are those of the connection protocol, version 1 (`docs/protocol.md`). adverb-net is the
+//! driver. Greetings and keys, which come before the hello, belong to the driver. The driver also keeps the memory of
+//! one-sided operations: the connection only [counts](Connection::post_operation) them, because they share its send
+//! queue.
 //!
 //! | input | output |
 //! |---|---|
@@ -26,16 +28,16 @@
 //!     └────────────────────────────────────── Disconnected ───────────────────────┘
 //! ```
 //!
-//! A *lane* is a queue pair under a connection. A lane that fails, or that is no longer needed, is drained: the driver moves its
-//! queue pair to the error state, passes on all completions, and reports that nothing is outstanding. Only then does the
-//! connection count the messages that it has received, and answer a peer that has already dialed again.
+//! A *lane* is a queue pair under a connection. A lane that fails, or that is no longer needed, is drained: the driver
+//! moves its queue pair to the error state, passes on all completions, and reports that nothing is outstanding. Only
+//! then does the connection count the messages that it has received, and answer a peer that has already dialed again.
 //!
 //! # Memory
 //!
-//! Buffers are owned. A buffer moves to the driver with its [`Post`], and returns with its [`Completed`] request, or with
-//! [`handle_drained`](Connection::handle_drained). Memory is registered and deregistered by the driver, outside of any lock on the
-//! connection. The connection has no clock and no hash map, and is [`Clone`] and [`Hash`](std::hash::Hash) if the
-//! [buffers and regions](Memory) are, so a search can visit all its states.
+//! Buffers are owned. A buffer moves to the driver with its [`Post`], and returns with its [`Completed`] request, or
+//! with [`handle_drained`](Connection::handle_drained). Memory is registered and deregistered by the driver, outside of
+//! any lock on the connection. The connection has no clock and no hash map, and is [`Clone`] and
+//! [`Hash`](std::hash::Hash) if the [buffers and regions](Memory) are, so a search can visit all its states.
 //!
 //! ```
 //! use adverb_net_proto::{Buf, Config, Connection, Event, Hello, Memory, Post, Region};
@@ -127,8 +129,8 @@ pub const MAX_OUTSTANDING_WRITES: u32 = 256;
 pub const MIN_OUTSTANDING_WRITES: u32 = 4;
 /// The maximum number of rendezvous messages of a side that the peer has not read.
 pub const MAX_RENDEZVOUS: u32 = 8;
-/// The number of receives for writes without a credit. A report of credits covers a quarter of the ring or half of the writes, so
-/// at most six of them are in flight.
+/// The number of receives for writes without a credit. A report of credits covers a quarter of the ring or half of the
+/// writes, so at most six of them are in flight.
 pub const UNCREDITED_WRITES: u32 = 8;
 /// The maximum size of a message.
 pub const MAX_MESSAGE_SIZE: u32 = 1 << 30;

@@ -1,7 +1,7 @@
 //! Mutations: deliberate bugs of the connection. A simulation selects a mutation and must detect the bug.
 //!
-//! Mutations exist only with the feature `mutants`. The connection's code tests for a mutation with `mutant!(Name)`, which is
-//! `false` without the feature.
+//! Mutations exist only with the feature `mutants`. The connection's code tests for a mutation with `mutant!(Name)`,
+//! which is `false` without the feature.
 
 pub(crate) use adverb_proto::mutant;
 use adverb_proto::mutations;

@@ -39,8 +39,8 @@ pub(crate) enum Entry<B> {
     Message(Message<B>),
     /// A rendezvous message that is in the peer's memory.
     Rendezvous { len: u32, remote: RemoteAddress, immediate: Option<u32> },
-    /// A rendezvous message that the device is reading: the parts that have arrived, the number of those that have not, and
-    /// the memory for those that are not posted.
+    /// A rendezvous message that the device is reading: the parts that have arrived, the number of those that have not,
+    /// and the memory for those that are not posted.
     Reading { arrived: Option<B>, parts: u32, unposted: Option<(B, RemoteAddress)>, immediate: Option<u32> },
 }
 
@@ -113,8 +113,9 @@ impl<B: Buf> RecvHalf<B> {
         Some(message)
     }
 
-    /// Takes frames of a write. Messages share its buffer. Discards the messages if `discards` is set, because this side has
-    /// closed the connection. `done` counts the rendezvous messages that were read, and not reported to the peer.
+    /// Takes frames of a write. Messages share its buffer. Discards the messages if `discards` is set, because this
+    /// side has closed the connection. `done` counts the rendezvous messages that were read, and not reported to the
+    /// peer.
     pub(crate) fn take_frames(
         &mut self,
         frames: B,
@@ -180,8 +181,8 @@ impl<B: Buf> RecvHalf<B> {
         Ok(())
     }
 
-    /// Adds a part of the oldest message that the device is reading. READs complete in order. Returns whether the message is
-    /// whole.
+    /// Adds a part of the oldest message that the device is reading. READs complete in order. Returns whether the
+    /// message is whole.
     pub(crate) fn add_part(&mut self, part: B) -> bool {
         let index = self.find_incomplete(|entry| matches!(entry, Entry::Reading { .. }));
         let Some(index) = index else { return false };
@@ -204,8 +205,8 @@ impl<B: Buf> RecvHalf<B> {
         true
     }
 
-    /// Ends the lane: removes the messages behind the first one that is not whole, which the peer replays. Returns the number
-    /// of messages received.
+    /// Ends the lane: removes the messages behind the first one that is not whole, which the peer replays. Returns the
+    /// number of messages received.
     pub(crate) fn end_lane(&mut self) -> u64 {
         let is_whole = |entry: &Entry<B>| matches!(entry, Entry::Message(_));
         let whole = self.find_incomplete(|_| true).unwrap_or(self.inbox.len());

@@ -9,8 +9,8 @@ use crate::mutation::mutant;
 use crate::send::UnreadRendezvous;
 use crate::types::{Payload, Unacknowledged};
 
-/// The number of bytes after which no more is written. The peer's credits limit the unread bytes to a ring; this limit is for
-/// a peer that reads the ring, and never a rendezvous message.
+/// The number of bytes after which no more is written. The peer's credits limit the unread bytes to a ring; this limit
+/// is for a peer that reads the ring, and never a rendezvous message.
 const MAX_KEPT_BYTES: usize = 2 * MAX_RING_SIZE as usize;
 
 /// A write that the device has returned, and whose messages the peer may not have received.
@@ -108,8 +108,9 @@ impl<B: Buf, R> Replay<B, R> {
         self.read = writes;
     }
 
-    /// Forgets the writes whose messages the peer has received: all that it has read before the first rendezvous message that
-    /// it has not read. `unread_rendezvous` is the number of that message, and `end` the number of the first message that isn't posted.
+    /// Forgets the writes whose messages the peer has received: all that it has read before the first rendezvous
+    /// message that it has not read. `unread_rendezvous` is the number of that message, and `end` the number of the
+    /// first message that isn't posted.
     pub(crate) fn forget(&mut self, unread_rendezvous: Option<u64>, end: u64) {
         if mutant!(NothingForgotten) {
             return;
@@ -130,7 +131,8 @@ impl<B: Buf, R> Replay<B, R> {
         }
     }
 
-    /// Ends the lane: queues all messages that the peer may not have received. `unposted` are the frames that were never posted.
+    /// Ends the lane: queues all messages that the peer may not have received. `unposted` are the frames that were
+    /// never posted.
     pub(crate) fn end_lane(
         &mut self,
         unposted: Option<(u64, B)>,
@@ -158,8 +160,8 @@ impl<B: Buf, R> Replay<B, R> {
         (self.kept_bytes, self.read) = (0, 0);
     }
 
-    /// Removes the messages that the peer has received, and returns their regions. Returns `None` if the peer's number can't be
-    /// right, or if one of these messages is being registered.
+    /// Removes the messages that the peer has received, and returns their regions. Returns `None` if the peer's number
+    /// can't be right, or if one of these messages is being registered.
     pub(crate) fn begin_lane(&mut self, received: u64, taken: u64) -> Option<Vec<R>> {
         let end = if mutant!(ReplayAll) { 0 } else { received };
         let count = self.queue.iter().take_while(|item| item.number < end).count();
@@ -201,7 +203,8 @@ impl<B: Buf, R> Replay<B, R> {
     }
 }
 
-/// Splits frames into messages. [`Replay::end_lane`] adds rendezvous messages itself, and expose frames aren't replayed.
+/// Splits frames into messages. [`Replay::end_lane`] adds rendezvous messages itself, and expose frames aren't
+/// replayed.
 fn split_frames<B: Buf, R>(first: u64, mut frames: B, messages: &mut Vec<Outstanding<B, R>>) {
     let mut number = first;
     while let Ok(frame) = Frame::parse(frames.as_ref())

@@ -181,16 +181,16 @@ fn units(len: u32) -> u64 {
     len.div_ceil(RING_ALIGN).into()
 }
 
-/// Returns the number of units that a write after the first `count` units skips at the ring's end, and the write's offset.
-/// Both ends compute the same, so no message carries an offset.
+/// Returns the number of units that a write after the first `count` units skips at the ring's end, and the write's
+/// offset. Both ends compute the same, so no message carries an offset.
 fn skip(count: u64, size: u64, len: u32) -> (u64, u32) {
     let at = count % size;
     let (skipped, at) = if units(len) > size - at { (size - at, 0) } else { (0, at) };
     (skipped, at as u32 * RING_ALIGN)
 }
 
-/// Returns the maximum length of a write. With the units skipped at the ring's end, and those that the reader hasn't reported
-/// yet, a write of this length always fits an otherwise empty ring.
+/// Returns the maximum length of a write. With the units skipped at the ring's end, and those that the reader hasn't
+/// reported yet, a write of this length always fits an otherwise empty ring.
 pub(crate) const fn max_write_len(ring: u32) -> u32 {
     ring / 4 / RING_ALIGN * RING_ALIGN
 }

@@ -22,8 +22,8 @@ pub(crate) enum ControlFrame {
     Pending,
     /// The frame is in a batch, or was written.
     Taken,
-    /// The peer has closed the connection, and this side has read all its messages. The peer may end the lane before a frame
-    /// arrives.
+    /// The peer has closed the connection, and this side has read all its messages. The peer may end the lane before a
+    /// frame arrives.
     Unneeded,
 }
 

@@ -127,8 +127,8 @@ pub enum Post<B> {
     },
 }
 
-/// A write with one eager message, which [`Connection::send_at_once`](crate::Connection::send_at_once) returns. Its tag is
-/// [`Tag::Frames`].
+/// A write with one eager message, which [`Connection::send_at_once`](crate::Connection::send_at_once) returns. Its tag
+/// is [`Tag::Frames`].
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct EagerWrite<B> {
     /// The message's frame.
@@ -150,8 +150,8 @@ impl<B> From<EagerWrite<B>> for Post<B> {
 
 /// A completed request.
 ///
-/// Requests complete in the order in which they were posted. An unsignaled request that succeeds has no completion of its own:
-/// the driver passes on [`Completed::Sent`] for it just before the next completion of the send queue.
+/// Requests complete in the order in which they were posted. An unsignaled request that succeeds has no completion of
+/// its own: the driver passes on [`Completed::Sent`] for it just before the next completion of the send queue.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Completed<B> {
     /// The peer's WRITE with immediate data arrived.
@@ -205,11 +205,11 @@ pub enum RegisterMemory<B, R> {
         /// The length in bytes.
         len: u32,
     },
-    /// The memory of a message, which the peer may read over the current lane. A region of an earlier lane is deregistered
-    /// first.
+    /// The memory of a message, which the peer may read over the current lane. A region of an earlier lane is
+    /// deregistered first.
     Message(Payload<B, R>),
-    /// A region that this side exposes, and that was registered for an earlier lane. The driver registers the same memory with
-    /// the same rights for the current lane.
+    /// A region that this side exposes, and that was registered for an earlier lane. The driver registers the same
+    /// memory with the same rights for the current lane.
     Exposed(R),
 }
 
@@ -281,8 +281,8 @@ pub enum Event<R> {
     },
     /// The region isn't used any more: the driver deregisters it.
     Release(R),
-    /// The driver moves the queue pair to the error state, passes on the completions of all its requests, destroys it, and calls
-    /// [`handle_drained`](crate::Connection::handle_drained).
+    /// The driver moves the queue pair to the error state, passes on the completions of all its requests, resets or
+    /// destroys it, and calls [`handle_drained`](crate::Connection::handle_drained).
     Drain,
     /// The connector dials again, and then calls [`attach`](crate::Connection::attach) or
     /// [`handle_dial_failed`](crate::Connection::handle_dial_failed).
@@ -298,8 +298,9 @@ pub enum Event<R> {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum EndReason {
-    /// This side closed the connection, the peer's device has all messages, and the peer has read the rendezvous messages among
-    /// them. The peer's application may still discard them: see [`Connection::close`](crate::Connection::close).
+    /// This side closed the connection, the peer's device has all messages, and the peer has read the rendezvous
+    /// messages among them. The peer's application may still discard them: see
+    /// [`Connection::close`](crate::Connection::close).
     Closed,
     /// The peer closed the connection.
     PeerClosed,
@@ -357,8 +358,8 @@ impl fmt::Display for EndReason {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum SendError {
-    /// Credits, memory or an established lane are missing, the send queue is full, or a replay is unfinished: the caller tries
-    /// again after the next completion.
+    /// Credits, memory or an established lane are missing, the send queue is full, or a replay is unfinished: the
+    /// caller tries again after the next completion.
     WouldBlock,
     /// This side has shut down sending.
     Shutdown,

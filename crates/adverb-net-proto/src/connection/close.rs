@@ -1,9 +1,10 @@
 //! The end of a connection: shutdown, graceful close, abort.
 //!
-//! A side that closes sends a close frame, and keeps its lane until the peer's device has acknowledged the frame and the peer has
-//! read all rendezvous messages. It then sends a last write, the acknowledgement of the close. The peer keeps its lane until
-//! that write arrives, because the acknowledgement of its device may have been lost: then the closing side retransmits. The last
-//! write may be lost too, so the peer waits only for [`Config::linger`](crate::Config::linger).
+//! A side that closes sends a close frame, and keeps its lane until the peer's device has acknowledged the frame and
+//! the peer has read all rendezvous messages. It then sends a last write, the acknowledgement of the close. The peer
+//! keeps its lane until that write arrives, because the acknowledgement of its device may have been lost: then the
+//! closing side retransmits. The last write may be lost too, so the peer waits only for
+//! [`Config::linger`](crate::Config::linger).
 
 use adverb_proto::Time;
 
@@ -30,9 +31,10 @@ impl<B: Buf, R: Region> Connection<B, R> {
     /// Closes the connection: sends all messages, and receives none. Ends with [`Event::Closed`], at the latest after
     /// [`Config::close_timeout`](crate::Config::close_timeout).
     ///
-    /// [`EndReason::Closed`] says that the peer's device has all messages, and that the peer has read the rendezvous messages. It
-    /// doesn't say that the peer's application has received them. The application receives them unless its process ends, it closes
-    /// or aborts the connection itself, or its handshake exceeds the time limit, so that it never had the connection.
+    /// [`EndReason::Closed`] says that the peer's device has all messages, and that the peer has read the rendezvous
+    /// messages. It doesn't say that the peer's application has received them. The application receives them unless its
+    /// process ends, it closes or aborts the connection itself, or its handshake exceeds the time limit, so that it
+    /// never had the connection.
     pub fn close(&mut self, now: Time) {
         if let SendState::Closing(_) = self.send.state {
             return;

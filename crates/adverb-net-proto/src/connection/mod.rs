@@ -33,8 +33,8 @@ const MIN_STREAM_PART: usize = 1 << 10;
 
 /// One side of a connection.
 ///
-/// The type parameters are the buffers and the registered memory of the driver, see [`Memory`]. The connection is [`Clone`] and
-/// [`Hash`](std::hash::Hash) if they are.
+/// The type parameters are the buffers and the registered memory of the driver, see [`Memory`]. The connection is
+/// [`Clone`] and [`Hash`](std::hash::Hash) if they are.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Connection<B, R> {
     role: Role,
@@ -226,8 +226,8 @@ impl<B: Buf, R: Region> Connection<B, R> {
         }
     }
 
-    /// Returns the number of bytes in messages that the application has not received, and in messages that are kept for a
-    /// replay.
+    /// Returns the number of bytes in messages that the application has not received, and in messages that are kept for
+    /// a replay.
     pub fn buffered_bytes(&self) -> (usize, usize) {
         (self.recv.buffered, self.replay.as_ref().map_or(0, Replay::kept_bytes))
     }
@@ -250,8 +250,8 @@ impl<B: Buf, R: Region> Connection<B, R> {
         Ok(())
     }
 
-    /// Sends an eager message of `len` bytes, which `fill` writes. The message may be longer than [`Limits::eager`], up to the
-    /// result of [`stream_len`](Connection::stream_len).
+    /// Sends an eager message of `len` bytes, which `fill` writes. The message may be longer than [`Limits::eager`], up
+    /// to the result of [`stream_len`](Connection::stream_len).
     ///
     /// # Errors
     ///
@@ -270,8 +270,8 @@ impl<B: Buf, R: Region> Connection<B, R> {
         Ok(())
     }
 
-    /// Sends an eager message like [`send`](Connection::send), but together with others: after a [`flush`](Connection::flush), or
-    /// when enough bytes are waiting.
+    /// Sends an eager message like [`send`](Connection::send), but together with others: after a
+    /// [`flush`](Connection::flush), or when enough bytes are waiting.
     ///
     /// # Errors
     ///
@@ -337,7 +337,8 @@ impl<B: Buf, R: Region> Connection<B, R> {
     ///
     /// # Errors
     ///
-    /// Returns the region with the reason, as for [`send`](Connection::send), or if eight rendezvous messages are outstanding.
+    /// Returns the region with the reason, as for [`send`](Connection::send), or if eight rendezvous messages are
+    /// outstanding.
     pub fn send_region<M: Memory<Buf = B, Region = R>>(
         &mut self,
         memory: &mut M,
@@ -380,7 +381,8 @@ impl<B: Buf, R: Region> Connection<B, R> {
         }
     }
 
-    /// Adds a frame to the batch, or makes a batch of it. Returns `false` if the batch is full, or there is no memory or lane.
+    /// Adds a frame to the batch, or makes a batch of it. Returns `false` if the batch is full, or there is no memory
+    /// or lane.
     fn add_frame<M: Memory<Buf = B, Region = R>>(
         &mut self,
         memory: &mut M,
@@ -438,7 +440,8 @@ impl<B: Buf, R: Region> Connection<B, R> {
         self.replay.as_ref().is_some_and(|replay| !replay.queue.is_empty()) || self.has_unannounced()
     }
 
-    /// Returns the number of the write that contains the last message or region: see [`is_posted`](Connection::is_posted).
+    /// Returns the number of the write that contains the last message or region: see
+    /// [`is_posted`](Connection::is_posted).
     pub fn last_write(&self) -> u64 {
         self.send.batch_count
     }
@@ -468,8 +471,9 @@ impl<B: Buf, R: Region> Connection<B, R> {
         fits && !is_full && !self.is_behind() && matches!(self.phase, Phase::Established { .. })
     }
 
-    /// Returns the length of the next message for `len` bytes of a stream: as many bytes as one write has room for. Returns
-    /// `None` if the batch is almost full, so that the rest of it isn't worth a message, or if there is no lane.
+    /// Returns the length of the next message for `len` bytes of a stream: as many bytes as one write has room for.
+    /// Returns `None` if the batch is almost full, so that the rest of it isn't worth a message, or if there is no
+    /// lane.
     pub fn stream_len(&self, len: usize) -> Option<usize> {
         let Phase::Established { peer, .. } = &self.phase else { return None };
         let batch = self.send.batch.as_ref();
@@ -551,7 +555,8 @@ impl<B: Buf, R: Region> Connection<B, R> {
         self.send.batch.is_none() && !is_pending && self.check_replayed().is_ok()
     }
 
-    /// Whether the peer's device has all messages that were sent, and the peer has read the rendezvous messages among them.
+    /// Whether the peer's device has all messages that were sent, and the peer has read the rendezvous messages among
+    /// them.
     pub fn is_delivered(&self) -> bool {
         match &self.phase {
             Phase::Established { lane, peer } => {
@@ -582,8 +587,8 @@ impl<B: Buf, R: Region> Connection<B, R> {
         }
     }
 
-    /// Takes the messages that the peer may not have received, once the connection has ended. Without a session, only messages
-    /// that were never posted and rendezvous messages are known.
+    /// Takes the messages that the peer may not have received, once the connection has ended. Without a session, only
+    /// messages that were never posted and rendezvous messages are known.
     pub fn take_unacknowledged(&mut self) -> Vec<Unacknowledged<B, R>> {
         match (&self.phase, &mut self.replay) {
             (Phase::Closed(_), Some(replay)) => replay.take_messages(),

@@ -11,9 +11,9 @@ use crate::recv::RecvState;
 use crate::types::{EndReason, Event, SendError, Tag, Violation};
 
 impl<B: Buf, R: Region> Connection<B, R> {
-    /// Exposes a region, which the driver has registered for the current lane, to the peer. The frame is sent in order with the
-    /// messages. After a resume, the connection announces the region again, before it replays messages. [`Event::Release`]
-    /// returns the region at the end of the connection.
+    /// Exposes a region, which the driver has registered for the current lane, to the peer. The frame is sent in order
+    /// with the messages. After a resume, the connection announces the region again, before it replays messages.
+    /// [`Event::Release`] returns the region at the end of the connection.
     ///
     /// # Errors
     ///
@@ -85,13 +85,14 @@ impl<B: Buf, R: Region> Connection<B, R> {
         }
     }
 
-    /// Counts a one-sided operation, which the driver posts at once, signaled, and with [`Tag::Operation`]. `lane` is the number
-    /// of the lane over which the peer has exposed the memory. The driver passes on the operation's completion, without its
-    /// buffer.
+    /// Counts a one-sided operation, which the driver posts at once, signaled, and with [`Tag::Operation`]. `lane` is
+    /// the number of the lane over which the peer has exposed the memory. The driver passes on the operation's
+    /// completion, without its buffer.
     ///
     /// # Errors
     ///
-    /// Returns an error if the send queue is full, if the lane is another or not established, or if the connection has ended.
+    /// Returns an error if the send queue is full, if the lane is another or not established, or if the connection has
+    /// ended.
     pub fn post_operation(&mut self, lane: u32) -> Result<(), SendError> {
         if let Phase::Closed(reason) | Phase::Draining { next: Next::End(reason), .. } = self.phase {
             return Err(SendError::Ended(reason));
@@ -119,8 +120,8 @@ impl<B: Buf, R: Region> Connection<B, R> {
         self.fail_lane(EndReason::LaneFailed, now);
     }
 
-    /// Ends the connection, because the driver has found a protocol violation: for example, the peer has exposed more regions
-    /// than the driver keeps.
+    /// Ends the connection, because the driver has found a protocol violation: for example, the peer has exposed more
+    /// regions than the driver keeps.
     pub fn end_for_violation(&mut self, violation: Violation) {
         self.end(EndReason::ProtocolViolation(violation));
     }

@@ -37,8 +37,8 @@ impl<B: Buf, R: Region> Connection<B, R> {
     }
 
     /// Sends an eager message like [`send`](Connection::send), and returns its write, for the driver to post, as
-    /// [`poll_post`](Connection::poll_post) would. Returns `None`, and has no effect, if the message is refused or waits, or if
-    /// another request is posted first. The call is faster than those two.
+    /// [`poll_post`](Connection::poll_post) would. Returns `None`, and has no effect, if the message is refused or
+    /// waits, or if another request is posted first. The call is faster than those two.
     #[inline]
     pub fn send_at_once<M: Memory<Buf = B, Region = R>>(
         &mut self,
@@ -318,7 +318,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
                 return None;
             };
         let is_signaled = lane.queue.post(tag, tag == Tag::CloseAck);
-        // A close waits for this report, and no completion may follow.
+        // The report may be unsignaled, so that no completion would advance the close that waits for it.
         if tag == Tag::RendezvousDone
             && (self.is_closing() || self.has_peer_closed())
             && !mutant!(CloseIgnoresReport)
@@ -329,7 +329,8 @@ impl<B: Buf, R: Region> Connection<B, R> {
     }
 
     /// Returns the next memory to register. The driver registers it without a lock on the connection, and then calls
-    /// [`handle_registered`](Connection::handle_registered) or [`handle_register_failed`](Connection::handle_register_failed).
+    /// [`handle_registered`](Connection::handle_registered) or
+    /// [`handle_register_failed`](Connection::handle_register_failed).
     pub fn poll_register(&mut self) -> Option<Register<B, R>> {
         let lane_number = self.lane_number;
         match &mut self.phase {

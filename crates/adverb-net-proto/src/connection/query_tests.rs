@@ -172,7 +172,7 @@ fn a_stream_continues_a_write_only_with_a_part_that_is_long_enough() {
     // 528 of 2048 bytes are taken; a header takes 16.
     assert_eq!([5000, 1504, 100].map(|len| connection.stream_len(len)), [Some(1504), Some(1504), Some(100)]);
     connection.feed(memory, &[1; 500], None).expect("memory");
-    // The rest of the stream fits, or a part of fewer than 1024 bytes would.
+    // 976 bytes fit. Of more bytes, only a part would fit, and that part would have fewer than 1024 bytes.
     assert_eq!([976, 977].map(|len| connection.stream_len(len)), [Some(976), None]);
 
     // Half of a small write is enough.

@@ -16,8 +16,8 @@ impl<B: Buf, R: Region> Connection<B, R> {
     /// Passes on the listener's hello to the connector.
     pub fn handle_hello<M: Memory<Buf = B, Region = R>>(&mut self, memory: &mut M, bytes: &[u8], now: Time) {
         if let Phase::Draining { .. } | Phase::Closed(_) = self.phase {
-            // The peer replays what it sends over this lane. If the handshake of the first lane has failed, the application has
-            // no connection over which it could receive.
+            // The peer replays what it sends over this lane. If the handshake of the first lane has failed, the
+            // application has no connection over which it could receive.
             return;
         }
         let hello = match Hello::parse(bytes) {
@@ -110,7 +110,8 @@ impl<B: Buf, R: Region> Connection<B, R> {
         self.phase = Phase::Draining { lane, peer, next };
     }
 
-    /// Notes that the lane is drained: no request of its queue pair is outstanding, and the peer can't access memory over it.
+    /// Notes that the lane is drained: no request of its queue pair is outstanding, and the peer can't access memory
+    /// over it.
     ///
     /// `left` are the requests without a completion, in the order in which they were posted.
     pub fn handle_drained<M: Memory<Buf = B, Region = R>>(
@@ -203,8 +204,8 @@ impl<B: Buf, R: Region> Connection<B, R> {
         }
     }
 
-    /// Gives the connector another lane: a connected queue pair, on which a receive for the listener's hello is posted. Returns
-    /// `false` if the connection has ended, or has a lane.
+    /// Gives the connector another lane: a connected queue pair, on which a receive for the listener's hello is posted.
+    /// Returns `false` if the connection has ended, or has a lane.
     pub fn attach(&mut self, lane: LaneConfig, now: Time) -> bool {
         match self.phase {
             Phase::Disconnected { until, .. } => {
@@ -215,13 +216,13 @@ impl<B: Buf, R: Region> Connection<B, R> {
         }
     }
 
-    /// Gives the listener another lane: a queue pair that has received a hello which resumes the session. Returns `false` if the
-    /// session has ended, or the hello is of another session; the driver then answers with
+    /// Gives the listener another lane: a queue pair that has received a hello which resumes the session. Returns
+    /// `false` if the session has ended, or the hello is of another session; the driver then answers with
     /// [`Hello::unknown_session`].
     ///
     /// If the old lane still exists, it is drained first; the connection uses the new queue pair after
-    /// [`handle_drained`](Connection::handle_drained). A later call replaces a queue pair that was not used yet. If the connection
-    /// ends instead, the driver answers as if the session were unknown.
+    /// [`handle_drained`](Connection::handle_drained). A later call replaces a queue pair that was not used yet. If the
+    /// connection ends instead, the driver answers as if the session were unknown.
     pub fn resume(&mut self, hello: Hello, lane: LaneConfig, now: Time) -> bool {
         let is_known = match (self.session, hello.session) {
             (Session::Resumable(id), Some(SessionHello { id: requested, received: Some(_) })) => {
