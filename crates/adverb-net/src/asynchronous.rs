@@ -216,8 +216,8 @@ impl Listener {
         }
     }
 
-    /// Stops listening. The call releases the port, calls to [`accept`](Listener::accept) return an error, and the
-    /// listener rejects peers that it has not accepted yet. Accepted connections continue.
+    /// Stops listening. The call releases the port, calls to [`accept`](Listener::accept) return an error, and
+    /// connections that no call has accepted yet end. Accepted connections continue.
     pub fn stop(&self) {
         self.listening.stop();
     }
@@ -499,7 +499,8 @@ impl Connection {
     /// # Errors
     ///
     /// - Returns [`Error::Timeout`] if the peer does not receive everything within [`Options::connect_timeout`].
-    /// - Returns [`Error::Disconnected`] if the connection has already ended.
+    /// - Returns [`Error::Disconnected`] if the connection has already ended, or if the peer closes the connection
+    ///   without some of the messages.
     ///
     /// # Cancel safety
     ///

@@ -294,7 +294,7 @@ fn a_session_that_cannot_resume_reports_unacknowledged_messages() {
 fn hardware_reports_the_end_of_the_peer_at_once() {
     let options = Options { reconnect: None, ..options() }.keepalive(Duration::MAX);
     if options.device.as_ref().unwrap().is_software() {
-        return println!("skipped: after the end of its process, a software NIC sends no packet to the peer");
+        return println!("skipped: only the connection manager of RDMA hardware reports the end of the peer");
     }
     let (_listener, left, right) = connected([&options, &options]);
     right.send(b"the last").unwrap();
@@ -313,7 +313,7 @@ async fn hardware_reports_the_end_of_the_peer_to_tasks_at_once() {
     use crate as net;
     let options = Options { reconnect: None, ..options() }.keepalive(Duration::MAX);
     if options.device.as_ref().unwrap().is_software() {
-        return println!("skipped: after the end of its process, a software NIC sends no packet to the peer");
+        return println!("skipped: only the connection manager of RDMA hardware reports the end of the peer");
     }
     let listener = net::Listener::bind_with(any_port(&options), &options).await.unwrap();
     let connector = net::Connector::new().options(&options);
