@@ -40,7 +40,7 @@ impl<A, S: EventSink> Node<A, S> {
         area
     }
 
-    /// Registers an area once more.
+    /// Registers an area. An area can be registered several times, with different rights.
     pub(crate) fn register_area(
         &mut self,
         random: &mut Random,

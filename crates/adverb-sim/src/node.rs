@@ -90,11 +90,11 @@ pub(crate) struct Outgoing {
     ecn_capable: bool,
 }
 
-/// The payload of a packet isn't in registered memory.
+/// The error of a packet whose payload isn't in registered memory.
 #[derive(Debug)]
 pub(crate) struct UnregisteredPayload;
 
-/// The violation of a device that sends such a packet.
+/// The violation that is reported for an [`UnregisteredPayload`].
 pub(crate) const UNREGISTERED_PAYLOAD: &str = "the payload of a packet is not in registered memory";
 
 fn poll_packet<S: EventSink>(
@@ -114,7 +114,7 @@ fn poll_packet<S: EventSink>(
 }
 
 impl Outgoing {
-    /// Returns the last four bytes.
+    /// Returns the ICRC: the last four bytes.
     pub(crate) fn icrc(&self) -> u32 {
         self.bytes.last_chunk::<4>().map_or(0, |icrc| u32::from_le_bytes(*icrc))
     }

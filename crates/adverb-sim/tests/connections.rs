@@ -4,16 +4,16 @@ use adverb_sim::{FaultCounts, attack_cm, attack_cm_from_bytes, run_cm};
 
 #[test]
 fn many_seeds_cause_no_violation() {
-    let (mut calls, mut established, mut faults) = (0, 0, FaultCounts::default());
+    let (mut requests, mut established, mut faults) = (0, 0, FaultCounts::default());
     for seed in 0..400 {
         let outcome = run_cm(seed, false);
         assert_eq!(outcome.violation, None, "seed {seed}");
-        calls += outcome.cm_request_count;
+        requests += outcome.cm_request_count;
         established += outcome.established_connection_count;
         faults.add(&outcome.fault_counts);
     }
-    assert!(calls >= 400 * 8, "{calls} calls");
-    assert!(established * 4 >= calls, "{established} of {calls} calls made a connection");
+    assert!(requests >= 400 * 8, "{requests} requests");
+    assert!(established * 4 >= requests, "{established} of {requests} requests established a connection");
     for count in [
         faults.lost,
         faults.duplicated,

@@ -224,7 +224,7 @@ impl ClusterRun {
                 }
             }
             26..=37 => self.poll(member),
-            38..=54 => self.network(member, peer),
+            38..=54 => self.transfer_some(member, peer),
             55..=57 => {
                 let keep = self.random.below(1 + self.members[member].peers[peer].hold_limit as u64) as usize;
                 if self.members[member].is_alive {
@@ -438,8 +438,8 @@ impl ClusterRun {
             return;
         }
         // Sometimes a delayed handshake of the peer's previous run arrives first.
-        let is_new_run = self.members[member].peers[peer].newest_epoch == Some(epoch);
-        if is_new_run && epoch > 1 && self.random.below(2) == 0 {
+        let is_known_epoch = self.members[member].peers[peer].newest_epoch == Some(epoch);
+        if is_known_epoch && epoch > 1 && self.random.below(2) == 0 {
             let established = self.members[member].broker.establish(id, epoch - 1, credits, self.now);
             if !matches!(established, Err(SessionError::StaleEpoch { .. })) {
                 self.report_violation("a session with an earlier run of a member was established");
@@ -466,7 +466,7 @@ impl ClusterRun {
     }
 
     /// Executes and completes a few requests of a connection.
-    fn network(&mut self, member: usize, peer: usize) {
+    fn transfer_some(&mut self, member: usize, peer: usize) {
         let (execute, complete) = (self.random.below(6), self.random.below(6));
         self.transfer(member, peer, execute, complete);
         if self.random.below(4) == 0

@@ -50,7 +50,7 @@ pub(super) enum AccessKind {
     Write,
     /// An atomic.
     Atomic,
-    /// Eight bytes at once.
+    /// An atomic write of eight bytes.
     WriteWord,
     /// A flush.
     Flush(Access),
@@ -143,7 +143,7 @@ impl Guard {
         self.violation.borrow().clone()
     }
 
-    fn check(&self, span: Span, done: &[AccessKind]) -> Result<(), Fault> {
+    fn check(&self, span: Span, kinds: &[AccessKind]) -> Result<(), Fault> {
         let wrong = match self.areas.get(span.storage.0 as usize) {
             None => "the memory region does not exist",
             Some(area) => {
@@ -151,7 +151,7 @@ impl Guard {
                 match self.rights {
                     None => "no packet permits access",
                     Some(rights)
-                        if !done.iter().any(|access_kind| same_kind(*access_kind, rights.access_kind)) =>
+                        if !kinds.iter().any(|access_kind| same_kind(*access_kind, rights.access_kind)) =>
                     {
                         "the packet does not permit this access"
                     }
@@ -184,8 +184,8 @@ impl Guard {
         &mut bytes[span.offset as usize..][..span.length as usize]
     }
 
-    fn word(&mut self, span: Span, done: AccessKind) -> Result<&mut [u8; 8], Fault> {
-        self.check(span, &[done])?;
+    fn word(&mut self, span: Span, kind: AccessKind) -> Result<&mut [u8; 8], Fault> {
+        self.check(span, &[kind])?;
         if span.length != 8 {
             self.violation.borrow_mut().get_or_insert(format!("{span:?} is not 8 bytes long"));
         }

@@ -78,8 +78,8 @@ struct Target {
     pd: Pd,
     access: Access,
     mtu: u32,
-    /// The destination queue pair number of its packets. It differs for each queue pair, so that packets identify
-    /// theirs.
+    /// The destination queue pair number of the packets that the queue pair sends. Each queue pair has another one, so
+    /// that it identifies the sender of a packet.
     peer: Qpn,
     max_wr: u32,
     slots: u32,
@@ -134,7 +134,7 @@ impl<'a> Attack<'a> {
                 break;
             }
             match self.decisions.below(64) {
-                0..34 => self.packet(),
+                0..34 => self.send_packet(),
                 34..42 => self.poll_transmits(),
                 42..46 => self.post_send(),
                 46..51 => self.post_recv(),
@@ -157,7 +157,7 @@ impl<'a> Attack<'a> {
     }
 
     /// Sends one packet.
-    fn packet(&mut self) {
+    fn send_packet(&mut self) {
         let Some(index) = self.any_target() else { return };
         let (qpn, attacker_state) = (self.targets[index].qpn, self.targets[index].attacker_state.clone());
         let before = self.device.query_qp(qpn);

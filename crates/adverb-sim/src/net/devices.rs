@@ -42,7 +42,7 @@ pub(super) struct Devices {
 /// A device. The memory is that of its process in the model.
 type LaneNode = Node<Registrations, (), ()>;
 
-/// The receive queue and the keys of a device.
+/// The completion queue of receives, and the keys of a device.
 struct Registrations {
     recv_cq: Cq,
     /// The key of the memory of requests.

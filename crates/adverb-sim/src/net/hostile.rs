@@ -184,7 +184,7 @@ impl Target {
         match choice % 20 {
             0..4 => self.receive_write(choices),
             4 | 5 => {
-                // The peer changes its ring at any time.
+                // The peer writes into the connection's ring, at any time.
                 let (at, len) = (choices.below(64) as usize * 16, choices.below(80) as usize);
                 for byte in memory.ring.iter_mut().skip(at).take(len) {
                     *byte = choices.byte().unwrap_or(0);

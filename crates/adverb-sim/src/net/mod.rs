@@ -165,7 +165,7 @@ pub fn run_net(seed: u64, trace: bool) -> NetOutcome {
     let profile = if has_faults { random.pick(&profiles) } else { Profile::Usual };
     let breaks_left = if profile == Profile::Usual { 0 } else { 3 };
     let devices = seed.is_multiple_of(DEVICE_SEED_INTERVAL).then(|| Devices::new(random.u64()));
-    // Other seeds than those that run on devices.
+    // None of these seeds runs on devices.
     let close_pace = if seed % SLOW_CLOSE_INTERVAL == 1 { ClosePace::Slow } else { ClosePace::Random };
     let mut pair = Pair::new(configs, applications);
     if trace {
