@@ -16,7 +16,7 @@ const MAGIC: [u8; 8] = *b"adverb\r\n";
 const BEGINS: u8 = 1;
 const RESUMES: u8 = 2;
 
-/// The number of a session, which the connector chooses at random.
+/// The ID of a session, which the connector chooses at random.
 pub type SessionId = [u8; 16];
 
 /// The first message of a side over a lane.
@@ -35,7 +35,7 @@ pub struct Hello {
 /// The session in a hello.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SessionHello {
-    /// The number of the session.
+    /// The ID of the session.
     pub id: SessionId,
     /// The number of messages that this side has received, if the session resumes.
     pub received: Option<u64>,

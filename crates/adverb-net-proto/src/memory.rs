@@ -49,7 +49,7 @@ pub trait Region {
 pub trait Memory {
     /// A buffer.
     type Buf: Buf;
-    /// Registered memory: the ring, or a message that the peer reads.
+    /// Registered memory: the ring, a message that the peer reads, or memory that is exposed to the peer.
     type Region: Region;
 
     /// Allocates a buffer of this length, or returns `None` if there is no memory.

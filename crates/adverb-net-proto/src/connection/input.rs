@@ -198,7 +198,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
         }
     }
 
-    /// Takes frames from the ring, while there is room for their messages, or all frames if `all` is set.
+    /// Takes frames from the ring until the inbox is full, or all frames if `all` is set.
     pub(super) fn read_ring<M: Memory<Buf = B, Region = R>>(&mut self, memory: &mut M, all: bool) {
         let discards = matches!(self.send.state, SendState::Closing(_));
         loop {

@@ -140,7 +140,7 @@ pub struct Limits {
 impl<B: Buf, R: Region> Connection<B, R> {
     /// Creates the connector's side, over a connected queue pair on which a receive for the listener's hello is posted.
     ///
-    /// `session` is a random number, which is used if [`Config::reconnect`] is set.
+    /// `session` is a random ID, which is used if [`Config::reconnect`] is set.
     pub fn connect(config: Config, session: SessionId, now: Time) -> Connection<B, R> {
         let session = match config.reconnect {
             Some(_) => Session::Requested(session),

@@ -36,7 +36,7 @@ fn eager_messages_are_replayed_as_rendezvous_messages_over_a_smaller_ring() {
     assert_eq!(reads_after_replay(3, 112), 0);
     // A READ has at most 100 bytes.
     assert_eq!(reads_after_replay(1, 113), 2);
-    // More than can be outstanding.
+    // Ten messages are more than can be outstanding.
     assert_eq!(reads_after_replay(10, 300), 10 * 3);
 }
 
