@@ -15,8 +15,8 @@
 //!
 //! # One-sided access
 //!
-//! A side can expose memory under a name. The peer then reads and writes that memory, and executes atomic operations
-//! on it, without running any code of the owner.
+//! A side can expose memory under a name, or at addresses that it chooses. The peer then reads and writes that memory,
+//! and executes atomic operations on it, without running any code of the owner.
 //!
 //! # Authentication
 //!

@@ -134,7 +134,7 @@ const UNACKNOWLEDGED_HINT: &str =
     "call `take_unacknowledged` for the messages that the peer may not have received";
 
 impl Core {
-    /// Returns the connection and the memory of its lane.
+    /// Returns the connection, the memory of its lane, and the time of the last reading of the clock.
     fn parts(&mut self) -> (&mut Connection<Buffer, Region>, LaneMemory<'_>, Time) {
         (&mut self.connection, LaneMemory::new(&self.lane.pool), self.now)
     }
@@ -339,7 +339,7 @@ impl Driver {
         messages.into_iter().filter_map(message).collect()
     }
 
-    /// Returns the error of a connection that has ended.
+    /// Returns [`Error::Disconnected`] with this reason and this hint.
     pub(crate) fn disconnected(&self, reason: impl Into<String>, hint: &'static str) -> Error {
         Error::Disconnected { peer: self.peer, reason: reason.into(), hint: hint.into() }
     }

@@ -1,8 +1,8 @@
 //! Host-name lookups on behalf of the redialer.
 //!
 //! `getaddrinfo` blocks for as long as the system's resolver takes. The lookups have threads of their own, at most
-//! [`MAX_THREADS`], which exist only while names are queued. A lookup that hangs delays other lookups, but no dial: the
-//! redialer dials the addresses that it knows.
+//! [`MAX_THREADS`], which exist only while names are looked up. A lookup that hangs delays other lookups, but dials
+//! only shortly: a round of dials waits for lookups for at most 200 ms, and then uses the addresses that are known.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

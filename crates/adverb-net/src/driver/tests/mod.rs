@@ -69,7 +69,7 @@ fn with_pair<T>(options: [&Options; 2], run: impl FnOnce(&Connection, &Connectio
     })
 }
 
-/// Stops a listener when it is dropped, so that the accepting thread ends even if the test panics.
+/// A guard that stops a listener when it is dropped, so that the accepting thread ends even if the test panics.
 struct Stop<'a>(&'a Listener);
 
 impl Drop for Stop<'_> {
@@ -299,7 +299,7 @@ fn hardware_reports_the_end_of_the_peer_at_once() {
     let (_listener, left, right) = connected([&options, &options]);
     right.send(b"the last").unwrap();
     drop(right);
-    // The keepalive is off, so the device itself must report the end.
+    // The keepalive is off, so the connection manager must report the end.
     let start = Instant::now();
     assert_eq!(&left.recv().unwrap().unwrap()[..], b"the last");
     let error = left.recv().unwrap_err();

@@ -69,7 +69,7 @@ fn threads() -> Vec<String> {
     tasks.filter_map(name).map(|name| name.trim().to_owned()).collect()
 }
 
-/// Samples the number of threads.
+/// A thread that samples the number of threads.
 struct ThreadSampler {
     thread: std::thread::JoinHandle<()>,
     shared: Arc<Samples>,
