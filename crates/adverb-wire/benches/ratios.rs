@@ -1,7 +1,7 @@
-//! The cost of the wire format, as ratios to bare `crc32fast` in the same run.
+//! The cost of the wire format: of the ICRC, compared with bare `crc32fast` in the same run, and of parsing.
 //!
-//! The two sides of a ratio alternate in many short rounds, and the median round counts, so other programs on the
-//! machine slow both sides alike. Run with `cargo bench -p adverb-wire`.
+//! The compared functions alternate in many short rounds, and the median round counts, so other programs on the
+//! machine slow all functions alike. Run with `cargo bench -p adverb-wire`.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use adverb_wire::{
 };
 
 const ROUNDS: usize = 101;
-const ROUND: Duration = Duration::from_micros(500);
+const ROUND_DURATION: Duration = Duration::from_micros(500);
 
 fn main() {
     let flow = Flow::v4("10.0.0.1:49152".parse().unwrap(), "10.0.0.2:4791".parse().unwrap());
@@ -96,7 +96,7 @@ fn emit(flow: &Flow, header: &Header, ip_id: u16, payload: &[u8]) -> Vec<u8> {
 fn measure_alternating<const N: usize>(mut functions: [&mut dyn FnMut(); N]) -> [f64; N] {
     let calls = functions.each_mut().map(|function| {
         let (start, mut calls) = (Instant::now(), 0u32);
-        while start.elapsed() < ROUND {
+        while start.elapsed() < ROUND_DURATION {
             (0..100).for_each(|_| function());
             calls += 100;
         }

@@ -35,8 +35,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 
     let (mut received, mut intact) = (0, 0);
     for n in 0..count {
-        // The peer sends from the buffer into which it receives, so it echoes the payload. Each payload is different,
-        // so that an echo of another one is noticed.
+        // The peer sends from the buffer into which it receives, so it echoes the payload. Successive payloads differ,
+        // so that a late echo is noticed.
         let payload: Vec<u8> =
             (0..size).map(|i| (n.wrapping_mul(31).wrapping_add(i)).to_le_bytes()[0]).collect();
         let datagram = Ud { qkey: QKEY, source_qp: LOCAL_QP, immediate: None };

@@ -42,8 +42,8 @@ use crate::packet::{EmitError, ICRC_LEN, MAX_PACKET_LEN, Packet};
 /// [`verify`](Flow::verify). IPv6 has no such field, so both methods are equally strong there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Flow {
-    /// The CRC state after the base transport header, as if the lengths, the IP ID and that header were 0.
-    /// Because CRC is linear, their contribution is looked up and added per packet.
+    /// The CRC state after the base transport header, as if the lengths, the IP ID and that header (except for its
+    /// masked byte) were 0. Because CRC is linear, their contribution is looked up and added per packet.
     state: u32,
     family: Family,
 }

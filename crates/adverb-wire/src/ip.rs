@@ -104,8 +104,8 @@ impl IpHeader {
     ///
     /// An IPv6 header fills the 40 bytes. An IPv4 header is in the last 20 bytes, and the first 20 are undefined, so
     /// they may resemble an IPv6 header. In that case, the header is IPv4 if the checksum of the last 20 bytes is
-    /// correct, as in rdma-core's `get_grh_header_version`. Otherwise the checksum is ignored, because some loopback
-    /// packets, such as those of rxe, have no checksum.
+    /// correct, as in rdma-core's `get_grh_header_version`. If the first 20 bytes don't resemble an IPv6 header, the
+    /// checksum is ignored, because some loopback packets, such as those of rxe, have no checksum.
     ///
     /// ```
     /// use adverb_wire::IpHeader;
@@ -143,8 +143,8 @@ impl IpHeader {
                 let (head, rest) = bytes.split_first_chunk::<IPV4_LEN>()?;
                 let ip = Ipv4Header::from_bytes(head);
                 // A set "more fragments" flag or a nonzero offset means that this is a fragment.
-                let fragment = ip.flags_and_offset & 0x3fff != 0;
-                if head[0] != 0x45 || head[9] != UDP || fragment || ones_complement_sum(head) != 0xffff {
+                let is_fragment = ip.flags_and_offset & 0x3fff != 0;
+                if head[0] != 0x45 || head[9] != UDP || is_fragment || ones_complement_sum(head) != 0xffff {
                     return None;
                 }
                 let len = usize::from(u16::from_be_bytes([head[2], head[3]])).checked_sub(IPV4_LEN)?;

@@ -113,7 +113,7 @@ impl<'a> Packet<'a> {
 pub enum ParseError {
     /// The packet is shorter than its headers, padding and ICRC.
     Truncated {
-        /// The length of the headers, padding and ICRC in bytes.
+        /// The length of the headers, padding and ICRC in bytes, or of the headers alone if they are incomplete.
         needed_len: usize,
         /// The length of the packet in bytes.
         found_len: usize,

@@ -79,7 +79,7 @@ impl<const LEN: usize> Block<LEN> {
         (u32::from_be_bytes(self.array(byte)) << bit) >> (32 - width)
     }
 
-    /// Writes the low `width` bits of `value` at the same position, and leaves all other bits unchanged.
+    /// Writes the low `width` bits of `value` from bit `bit` of `byte` on, and leaves all other bits unchanged.
     fn put_bits(&mut self, byte: usize, bit: usize, width: usize, value: u32) {
         let mask = (u32::MAX << (32 - width)) >> bit;
         let window = u32::from_be_bytes(self.array(byte));

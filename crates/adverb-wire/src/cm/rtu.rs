@@ -13,7 +13,7 @@ layout! {
         pub local_comm_id: u32 = At<0>,
         /// The receiver's communication ID.
         pub remote_comm_id: u32 = At<4>,
-        /// The private data. Linux sends no private data, and delivers none to the consumer.
+        /// The private data. Linux's `rdma_cm` sends none, and delivers none to the consumer.
         pub private_data: PrivateData<224> = At<8>,
     }
 }

@@ -11,7 +11,7 @@ fn each_field_sets_its_own_bits_and_no_others() {
     for mut position in positions() {
         position.bits.sort_unstable();
         assert_eq!(
-            set_bits(&Mad { transaction_id: 0, message: position.message }.emit()),
+            positions_of_set_bits(&Mad { transaction_id: 0, message: position.message }.emit()),
             position.bits,
             "{}",
             position.name
@@ -32,7 +32,7 @@ fn bits_outside_of_all_fields_are_emitted_as_zero() {
         field_bits.sort_unstable();
         field_bits.dedup();
         assert_eq!(field_bits.len(), bit_count, "two fields of attribute {attribute:#x} overlap");
-        assert_eq!(set_bits(&emitted), field_bits, "attribute {attribute:#x}");
+        assert_eq!(positions_of_set_bits(&emitted), field_bits, "attribute {attribute:#x}");
     }
 }
 
@@ -212,7 +212,7 @@ fn bits_of(bytes: impl IntoIterator<Item = usize>) -> Vec<usize> {
     bytes.into_iter().flat_map(|byte| byte * 8..byte * 8 + 8).collect()
 }
 
-/// Returns the bits that are set in the data.
-fn set_bits(mad: &[u8; MAD_LEN]) -> Vec<usize> {
+/// Returns the positions of the bits that are set in the data.
+fn positions_of_set_bits(mad: &[u8; MAD_LEN]) -> Vec<usize> {
     (0..DATA_LEN * 8).filter(|bit| mad[HEADER_LEN + bit / 8] & (0x80 >> (bit % 8)) != 0).collect()
 }
