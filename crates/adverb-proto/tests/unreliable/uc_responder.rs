@@ -410,7 +410,7 @@ fn solicited_message_generates_an_event_on_a_queue_armed_for_solicited() {
     end.post_recv(2, 0, 64);
     end.device.arm_cq(end.cq, ArmFor::Solicited);
     end.receive_uc(0, ONLY, b"abcd");
-    assert_eq!(end.queue_events(), []);
+    assert_eq!(end.cq_events(), []);
     let mut header = Header::new(end.qpn, Psn::wrapping(PSN) + 1, Operation::Uc(ONLY));
     header.solicited = true;
     let bytes = end.forge(&header, b"abcd");

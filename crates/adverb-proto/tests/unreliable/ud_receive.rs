@@ -295,7 +295,7 @@ fn solicited_datagram_generates_an_event_on_a_queue_armed_for_solicited() {
     end.post_recv(2, 0, 256);
     end.device.arm_cq(end.cq, ArmFor::Solicited);
     end.receive_datagram(datagram(), b"abcd");
-    assert_eq!(end.queue_events(), []);
+    assert_eq!(end.cq_events(), []);
     let mut header = Header::new(end.qpn, Psn::ZERO, Operation::Ud(datagram()));
     header.solicited = true;
     let bytes = end.forge(&header, b"abcd");
