@@ -150,7 +150,7 @@ impl QueuePair {
         if group.is_ipv4() != local.is_ipv4() {
             return reject(format!(
                 "the multicast group {group} and the queue pair's address {local} have different IP versions: create the \
-                 queue pair with an `address` of the group's version"
+                 queue pair with a `local_addr` of the group's version"
             ));
         }
         let mut bytes = Gid::from(group).bytes();

@@ -203,7 +203,7 @@ impl QueuePairBuilder {
                     gids.iter().find(|entry| entry.port == self.port && entry.index == u32::from(index));
                 found.cloned().ok_or_else(|| Error::NoDevice {
                     reason: format!("port {} of {} has no GID with index {index}", self.port, device.name()),
-                    hint: "call `address` instead, which selects the GID".into(),
+                    hint: "call `local_addr` instead, which selects the GID".into(),
                 })?
             }
             (None, LinkLayer::InfiniBand) => device.gid_for(self.port, None)?,
