@@ -11,7 +11,7 @@ mod steps;
 use adverb_proto::trace::Recording;
 
 use crate::model::{DeviceId, Packet, PacketId, Request, RequestId, Trace};
-use steps::{Qp, Steps};
+use steps::{EventReader, Qp};
 
 impl Trace {
     /// Builds a trace from the recordings of one or more devices. Packets and messages of two recorded ends are matched
@@ -38,7 +38,7 @@ impl Trace {
     pub fn new(recordings: impl IntoIterator<Item = Recording>) -> Trace {
         let mut build = Build::default();
         for recording in recordings {
-            Steps::read(&mut build, recording);
+            EventReader::read(&mut build, recording);
         }
         ends::match_ends(&mut build);
         build.trace

@@ -107,8 +107,8 @@ pub struct Request {
     pub outcome: Option<Result<Success, Failure>>,
     /// The completion queue of the completion.
     pub cq: Option<Cq>,
-    /// The request at the other end of a message: the receive that a SEND consumed, or the SEND that a receive received,
-    /// if the other end was recorded too.
+    /// The request at the other end of a message: the receive that the message consumed, or the send request of the
+    /// message, if the other end was recorded too.
     pub peer_request: Option<RequestId>,
 }
 

@@ -184,8 +184,8 @@ impl<W: Write> Writer<'_, W> {
         self.trace.host_nanos(device, time).saturating_sub(first)
     }
 
-    /// Writes the slices of a request. They are asynchronous, because the requests of a queue overlap. Viewers put slices
-    /// whose outermost slice has one name on one track; therefore, the outermost slice has the name of the queue.
+    /// Writes the slices of a request. They are asynchronous, because the requests of a queue overlap. Viewers put
+    /// requests whose outermost slices have the same name on one track, so the outermost slice has the queue's name.
     fn write_request(&mut self, index: usize, request: &Request) -> io::Result<()> {
         let device = request.device;
         let Some(posted) = times(request).min() else { return Ok(()) };

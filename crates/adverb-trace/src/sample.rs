@@ -1,4 +1,4 @@
-//! A trace with every kind of request, packet and event, for the tests of the sinks.
+//! A trace with many kinds of requests, packets and events, for the tests of the sinks.
 
 use std::net::SocketAddr;
 
@@ -32,7 +32,7 @@ const ADDRS: [&str; 2] = ["10.0.0.1:49300", "10.0.0.2:4791"];
 /// Returns a trace of a client and a server on one host, and of a device on another host.
 ///
 /// The client sends a message, writes 2500 bytes of which a packet is lost, reads 1500 bytes, swaps a word, and writes
-/// with a wrong key. The first four requests start 100 µs apart.
+/// with a wrong key. The requests are posted 100 µs apart.
 pub(crate) fn trace() -> Trace {
     let mut sample = Sample::new();
     sample.send();

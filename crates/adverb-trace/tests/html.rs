@@ -14,7 +14,8 @@ use serde_json::Value;
 
 const SIGNALED: SendFlags = SendFlags::SIGNALED;
 
-/// Posts two messages, a WRITE, a READ, an atomic, and a WRITE with a wrong key, one after the other.
+/// Posts SENDs, WRITEs, a READ and an atomic, one after the other. The last WRITE has a wrong key, so it and the SEND
+/// after it fail.
 fn post_operations(world: &mut World) {
     for (wr_id, length) in [(100, 256), (101, 4096)] {
         world.sides[1].recv(world.now, wr_id, wr_id, length);
@@ -284,7 +285,7 @@ fn is_ready(document: &str) -> bool {
 }
 
 /// A script that presses every key, shows every view, and selects rows.
-const USE: &str = r#"
+const USE_SCRIPT: &str = r#"
     for (const key of [...Object.keys(KEYS), "f", "e", "f"]) {
         document.body.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
         controls.keys.close();
@@ -334,7 +335,7 @@ fn browser_draws_every_page_without_an_error() {
         // The script would take long on the large page.
         let is_used = text.len() < 1 << 20;
         if is_used {
-            let used = text.replace("</body>", &format!("<script>{USE}</script></body>"));
+            let used = text.replace("</body>", &format!("<script>{USE_SCRIPT}</script></body>"));
             std::fs::write(path, used).unwrap();
         }
         let Some(document) = browse(path, hash) else { return };

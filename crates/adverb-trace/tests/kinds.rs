@@ -179,7 +179,7 @@ fn run_connection(world: &mut World, psns: [u32; 2], tags: core::ops::Range<u64>
 }
 
 #[test]
-fn reused_queue_pair_numbers_are_other_connections() {
+fn reused_queue_pair_numbers_belong_to_other_connections() {
     let mut world = World::new([Side::new(1, Transport::Rc), Side::new(2, Transport::Rc)], Faults::NONE, 1);
     // The second connection has the sequence numbers of the first, and the third has others.
     for (round, psns) in [[10, 900], [10, 900], [5_000_000, 12]].into_iter().enumerate() {
@@ -249,7 +249,7 @@ fn overwritten_events_leave_a_trace_that_is_incomplete_but_right() {
 }
 
 #[test]
-fn one_end_alone_shows_its_half() {
+fn trace_of_one_end_has_the_requests_and_packets_of_that_end() {
     let mut world = World::connected(Transport::Rc, Faults::NONE, 1, 7);
     let remote = world.sides[1].remote_address(0);
     for (tag, operation) in

@@ -115,9 +115,9 @@ fn tshark_agrees_with_the_network_on_every_packet() {
             assert!(line.starts_with(&format!("{}|", expected(seen))), "{line}, not {}", expected(seen));
         }
     }
-    // The sides have one clock, so the file is in the order of their times.
     assert!(!lines.iter().any(|line| line.contains("Malformed")));
     let shown: Vec<&str> = lines.iter().map(|line| line.splitn(9, '|').nth(8).unwrap()).collect();
+    // The sides have one clock, so the file is in the order of their times.
     let mut order: Vec<(u64, usize)> =
         trace.packets().iter().enumerate().map(|(index, packet)| (packet.time.as_nanos(), index)).collect();
     order.sort_unstable();
@@ -129,7 +129,7 @@ fn tshark_agrees_with_the_network_on_every_packet() {
     let comments: Vec<&str> = order.iter().map(|(_, index)| comments[*index].as_str()).collect();
     assert!(shown == comments, "{:?}", shown.iter().zip(&comments).find(|(shown, comment)| shown != comment));
     println!("tshark agrees on {} packets", comments.len());
-    // Each comment names a request, by its queue pair and its number.
+    // Each comment names a request by its queue pair and its number, unless the packet is an ACK of nothing new.
     let names = [0, 1].map(|side| format!("soft{side} qp {} send #", world.sides[side].qpn));
     for (comment, (_, index)) in comments.iter().zip(&order) {
         let is_old_ack = matches!(&trace.packets()[*index].role, PacketRole::Ack { acked_psns: None, .. });

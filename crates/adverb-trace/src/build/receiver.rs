@@ -12,7 +12,7 @@ pub(super) struct Receiver {
     expected: Option<Psn>,
     /// The value of `expected` before the last packet.
     expected_before: Option<Psn>,
-    /// The packets so far of the message that is being received.
+    /// The packets of the current message that have been received.
     message: Vec<(Psn, PacketId)>,
     /// The message before the last packet, if the packet began another one.
     message_before: Vec<(Psn, PacketId)>,

@@ -61,8 +61,8 @@ impl Qp {
     }
 }
 
-/// The state of a device while its events are read.
-pub(super) struct Steps<'a> {
+/// A reader of a device's events.
+pub(super) struct EventReader<'a> {
     build: &'a mut Build,
     device: DeviceId,
     /// The current queue pair of each number.
@@ -76,21 +76,21 @@ pub(super) struct Steps<'a> {
     /// The polled receive requests of each queue, which the application may replace.
     replaceable: HashMap<RecvQueueId, VecDeque<RequestId>>,
     /// The addresses of the next packet of a queue pair.
-    datagram: Option<(Qpn, SocketAddr, SocketAddr)>,
+    datagram_addrs: Option<(Qpn, SocketAddr, SocketAddr)>,
     /// The packet that is being handled.
     arriving: Option<PacketId>,
-    /// Whether the next packets of a connection have the sequence numbers of its event.
+    /// Whether the sequence numbers in the event of a connection are those of the connection's next packets.
     has_current_psns: bool,
 }
 
-impl Steps<'_> {
+impl EventReader<'_> {
     /// Reads a recording.
     pub(super) fn read(build: &mut Build, recording: Recording) {
         let device = build.next_device();
         let Recording { device: name, clock, earlier_connections, events, lost_count, stop_cause, .. } =
             recording;
         build.trace.devices.push(Device { name, clock, connections: Vec::new(), lost_count, stop_cause });
-        let mut steps = Steps {
+        let mut reader = EventReader {
             build,
             device,
             qps: HashMap::new(),
@@ -98,24 +98,24 @@ impl Steps<'_> {
             completions: HashMap::new(),
             polled: HashMap::new(),
             replaceable: HashMap::new(),
-            datagram: None,
+            datagram_addrs: None,
             arriving: None,
             // The packets after an earlier connection were overwritten, so its first sequence numbers are out of date.
             has_current_psns: lost_count == 0,
         };
         for (time, event) in earlier_connections {
-            steps.step(time, event, None);
+            reader.handle_event(time, event, None);
         }
-        steps.has_current_psns = true;
-        steps.build.trace.events.reserve(events.len());
+        reader.has_current_psns = true;
+        reader.build.trace.events.reserve(events.len());
         for RecordedEvent { time, event, payload } in events {
-            steps.build.trace.events.push(TimedEvent { device, time, event });
-            steps.step(time, event, payload);
+            reader.build.trace.events.push(TimedEvent { device, time, event });
+            reader.handle_event(time, event, payload);
         }
     }
 
-    fn step(&mut self, time: Time, event: TraceEvent, payload: Option<Box<[u8]>>) {
-        let datagram = self.datagram.take();
+    fn handle_event(&mut self, time: Time, event: TraceEvent, payload: Option<Box<[u8]>>) {
+        let addrs = self.datagram_addrs.take();
         match event {
             TraceEvent::Connected { .. } => self.connect(time, &event),
             TraceEvent::PostedSend {
@@ -169,16 +169,15 @@ impl Steps<'_> {
                 }
             }
             TraceEvent::DatagramAddrs { qpn, source, destination } => {
-                self.datagram = Some((qpn, source, destination));
+                self.datagram_addrs = Some((qpn, source, destination));
             }
             TraceEvent::PacketSent { qpn, request, header, payload_len, is_retransmission } => {
-                let mut packet =
-                    self.packet(time, Direction::Out, qpn, datagram, header, payload_len, payload);
+                let mut packet = self.packet(time, Direction::Out, qpn, addrs, header, payload_len, payload);
                 packet.is_retransmission = is_retransmission;
                 self.send_packet(packet, request);
             }
             TraceEvent::PacketReceived { qpn, request, header, payload_len } => {
-                let packet = self.packet(time, Direction::In, qpn, datagram, header, payload_len, payload);
+                let packet = self.packet(time, Direction::In, qpn, addrs, header, payload_len, payload);
                 self.receive_packet(packet, request);
             }
             TraceEvent::Dropped { qpn, psn, opcode, reason } => {
@@ -459,13 +458,13 @@ impl Steps<'_> {
         time: Time,
         direction: Direction,
         qpn: Qpn,
-        datagram: Option<(Qpn, SocketAddr, SocketAddr)>,
+        addrs: Option<(Qpn, SocketAddr, SocketAddr)>,
         header: Header,
         payload_len: u32,
         payload: Option<Box<[u8]>>,
     ) -> Packet {
         let qp = self.qp(qpn);
-        let addresses = match (datagram.filter(|(owner, ..)| *owner == qpn), self.connection(qp)) {
+        let addresses = match (addrs.filter(|(owner, ..)| *owner == qpn), self.connection(qp)) {
             (Some((_, source, destination)), _) => Some((source, destination)),
             (None, Some(connection)) => Some(match direction {
                 Direction::Out => (connection.local, connection.remote),

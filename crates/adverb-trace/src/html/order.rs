@@ -17,7 +17,8 @@ pub(super) enum Step {
     Posted(usize),
     /// The device got a doorbell: an index in [`Ordered::doorbells`].
     Doorbell(usize),
-    /// A packet was sent, or it arrived from a device that was not recorded.
+    /// A packet was sent, or it arrived without a step of its sender: the sender was not recorded, or the packet is a
+    /// duplicate from a device with another clock.
     Packet(usize),
     /// A packet arrived whose sender has the same clock. The index is that of the arrived packet.
     Arrived(usize),
@@ -138,7 +139,7 @@ const RANK_OTHER_EVENT: u8 = 10;
 /// Returns the rank of an event that the diagram shows as a row of its own.
 fn other_event_rank(event: &TraceEvent) -> Option<u8> {
     match event {
-        // A queue pair is connected for receiving first.
+        // Another event follows when the queue pair becomes ready to send, and the diagram shows that one.
         TraceEvent::Connected { send_psn: None, .. } => None,
         TraceEvent::Connected { .. } => Some(1),
         TraceEvent::StateChanged { .. } => Some(0),
