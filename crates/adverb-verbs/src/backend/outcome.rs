@@ -189,7 +189,7 @@ impl RawOutcome {
         if self.status == 0 { &mut self.vendor_error } else { &mut self.length }
     }
 
-    /// Decodes the outcome. It is that of a datagram, and only then has a source, if `is_datagram` is true or the flag
+    /// Decodes the outcome. Only the outcome of a datagram has a source: `is_datagram` is true, or the flag
     /// [`DATAGRAM`](flag::DATAGRAM) is set.
     pub(crate) fn decode(&self, is_datagram: bool) -> Result<Success, Failure> {
         let status = Status::from_code(self.status);
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stored_timestamp_changes_no_other_field() {
+    fn a_stored_timestamp_changes_no_decoded_field() {
         let outcome = RawOutcome {
             status: 0,
             opcode: opcode::RECV,

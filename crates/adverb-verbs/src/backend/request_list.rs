@@ -20,7 +20,7 @@ pub(crate) type RecvList = RequestList<ibv_recv_wr>;
 /// Requests that are posted together, with one doorbell.
 ///
 /// Each request is linked to the next when the memory is allocated, so that building a request writes only the fields
-/// that differ from the last request in the slot. Fields that an operation doesn't have, but that devices read, are 0
+/// that its operation has. Fields that an operation doesn't have, but that devices read, are 0
 /// (librxe rejects a bind with immediate data).
 pub(crate) struct RequestList<W: WorkRequest> {
     /// The slots, of which there are `capacity`. They are accessed only through this pointer, because they point to

@@ -71,7 +71,7 @@ impl QueuePair {
             Transport::Uc => sys::IBV_QPT_UC,
             Transport::Ud => sys::IBV_QPT_UD,
         };
-        // Both operations require RC.
+        // ATOMIC WRITE and FLUSH require RC.
         let operations = if options.transport == Transport::Rc { device.extended_operations } else { 0 };
         // SAFETY: the domain and both completion queues exist and belong to one context. The attributes may be written.
         let (handle, extended) =
@@ -193,8 +193,8 @@ impl QueuePair {
         if !self.domain.device.is_owned() || self.destroyed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
-        // SAFETY: the flag makes sure that the queue pair is destroyed once. Its owner is being dropped, so it isn't
-        // used afterwards.
+        // SAFETY: the flag makes sure that the queue pair is destroyed once. It isn't used afterwards: `live_handle`
+        // checks the flag, and posting checks the state.
         let code = unsafe { self.domain.device.library.ibv_destroy_qp(self.handle.as_ptr()) };
         check(code, || format!("destroying queue pair {}", self.qpn))
     }

@@ -1,6 +1,7 @@
 //! Identifiers on software NICs, each with its own event channel.
 //!
-//! As with librdmacm, queue pairs aren't created on identifiers: the connection manager gets only their numbers.
+//! As in the backend of librdmacm, queue pairs aren't created on identifiers: the connection manager gets only their
+//! numbers.
 
 mod choice;
 mod event;

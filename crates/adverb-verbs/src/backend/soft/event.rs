@@ -22,7 +22,7 @@ impl Device {
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let is_over = left.is_some_and(|left| left.is_zero());
-            let waited = wait_either(self.nic.event_fd(), None, left).map_err(|error| Error::Verb {
+            let is_readable = wait_either(self.nic.event_fd(), None, left).map_err(|error| Error::Verb {
                 action: format!("waiting for an event of {}", self.name),
                 error,
                 hint: "".into(),
@@ -31,7 +31,7 @@ impl Device {
             if let Some(event) = self.nic.next_event() {
                 return Ok(Some(self.convert_event(event)));
             }
-            if is_over && !waited {
+            if is_over && !is_readable {
                 return Ok(None);
             }
         }
