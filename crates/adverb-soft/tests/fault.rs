@@ -243,14 +243,14 @@ fn a_link_that_accepts_few_packets_gets_each_once() {
     // The packet contains its number twice, and at most one of the two is corrupt.
     let mut last = None;
     for packet in got {
-        let sent = numbers
+        let number = numbers
             .iter()
             .position(|sent| sent[..8] == packet.bytes[..8] || sent[24..] == packet.bytes[24..]);
         let intact = packet.bytes[..8] == packet.bytes[24..];
-        assert!(sent.is_some());
+        assert!(number.is_some());
         if intact {
-            assert!(last < sent);
-            last = sent;
+            assert!(last < number);
+            last = number;
         }
     }
 }

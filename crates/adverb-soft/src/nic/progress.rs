@@ -52,8 +52,8 @@ fn step(shared: &Shared) -> bool {
     let timeout = (sleep.until != Time::MAX).then(|| sleep.until - engine.now());
     drop(engine);
     if sleep_on(&shared.wake_channel, readiness, timeout).is_err() {
-        // The kernel has no memory, or the process may no longer use descriptors. The link still works until receiving
-        // fails.
+        // The kernel has no memory, or the process's limit of descriptors was lowered. The link still works until
+        // receiving fails.
         std::thread::sleep(timeout.unwrap_or(Duration::MAX).min(POLL_INTERVAL));
     }
     false
@@ -137,8 +137,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Sleeps until the channel has an event, the link has packets if its descriptor is given, or `timeout` elapses.
 fn sleep_on(channel: &Channel, readiness: Option<&OwnedFd>, timeout: Option<Duration>) -> io::Result<()> {
-    let wake_channel = PollFd::new(channel.as_fd(), PollFlags::POLLIN);
-    let mut descriptors = [wake_channel.clone(), wake_channel];
+    let channel = PollFd::new(channel.as_fd(), PollFlags::POLLIN);
+    let mut descriptors = [channel.clone(), channel];
     let count = match readiness {
         Some(readiness) => {
             descriptors[1] = PollFd::new(readiness.as_fd(), PollFlags::POLLIN);

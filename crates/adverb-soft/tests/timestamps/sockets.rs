@@ -93,7 +93,7 @@ fn the_packets_of_a_batch_have_one_time() {
 }
 
 #[test]
-fn packets_to_a_group_have_times_if_it_is_joined_before_or_after_they_are_enabled() {
+fn packets_to_groups_joined_before_and_after_enabling_timestamps_have_times() {
     let (mut here, mut there) = (open_loopback(|_| ()), open_loopback(|_| ()));
     let groups = [1, 2].map(|number| IpAddr::V4(Ipv4Addr::new(239, 77, 200, number)));
     there.join(groups[0]).unwrap();
@@ -148,7 +148,7 @@ fn the_kernel_returns_the_send_time_of_each_packet_whose_send_time_is_requested(
     enable_timestamps(&mut here, &mut there);
     let packet = packet(&here, there.local_addr());
     for round in 0..500 {
-        // Packets without a send time don't disturb the numbers.
+        // Packets whose send time isn't requested don't change the numbers of the others.
         if round % 7 == 0 {
             here.send(&[packet]).unwrap();
             receive_times(&mut there);

@@ -88,9 +88,9 @@ impl Membership {
             let is_late = Instant::now() >= deadline;
             // The shares from `lower.len()` to `index` are claimed, but a process that is ending may have closed its
             // socket already.
-            let are_between_present = (lower.len()..index)
+            let are_shares_between_present = (lower.len()..index)
                 .all(|index| present.iter().any(|share| usize::from(share.index()) == index));
-            if are_between_present || is_late {
+            if are_shares_between_present || is_late {
                 let (own, receive_buffer_bytes) = socket::open_shared_receiving(local, config)?;
                 if present.is_empty() {
                     // No other process has joined yet. A dispatcher attaches the program again later.
