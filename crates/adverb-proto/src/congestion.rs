@@ -220,7 +220,7 @@ impl Pacer {
     }
 
     /// Accounts for a sent packet.
-    pub(crate) fn sent(&mut self, now: Time, payload_len: u32) {
+    pub(crate) fn record_sent(&mut self, now: Time, payload_len: u32) {
         let bytes = u64::from(payload_len) + OVERHEAD;
         let Dcqcn { line_rate, byte_counter, .. } = self.params;
         match self.bytes_left.checked_sub(bytes) {
@@ -313,7 +313,7 @@ mod tests {
             let before = pacer.target;
             pacer.advance(at(now));
             for _ in 0..10 {
-                pacer.sent(at(now), 1000);
+                pacer.record_sent(at(now), 1000);
             }
             raises.push(pacer.target - before);
         }
@@ -344,7 +344,7 @@ mod tests {
             if pacer.must_wait(now) {
                 now = pacer.deadline().unwrap();
             }
-            pacer.sent(now, 1024);
+            pacer.record_sent(now, 1024);
             sent += 1024 + OVERHEAD;
         }
         let allowed = (now - start + SLACK).as_nanos() as u64 * (LINE_RATE / 2) / 8_000_000_000;
@@ -361,7 +361,7 @@ mod tests {
             if pacer.must_wait(now) {
                 now = pacer.deadline().unwrap();
             }
-            pacer.sent(now, 4096);
+            pacer.record_sent(now, 4096);
         }
         let wanted = 1000 * (4096 + OVERHEAD) * 8_000_000_000 / LINE_RATE;
         let elapsed = (now - start).as_nanos() as u64;
@@ -385,7 +385,7 @@ mod tests {
         for step in 0..100 {
             pacer.handle_cnp(at(step * 7));
             pacer.must_wait(at(step * 100));
-            pacer.sent(at(step * 100), u32::MAX);
+            pacer.record_sent(at(step * 100), u32::MAX);
         }
         pacer.advance(Time::MAX);
     }

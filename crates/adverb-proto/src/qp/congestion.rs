@@ -67,7 +67,7 @@ impl QueuePair {
         if !matches!(tx_packet.header.operation, Operation::Rc(Rc::Acknowledge(_))) {
             // The queue pair may have moved to the error state meanwhile, and dropped its pacer.
             if let Some(pacer) = &mut self.pacer {
-                pacer.sent(cx.now, tx_packet.payload_len);
+                pacer.record_sent(cx.now, tx_packet.payload_len);
             }
         }
         Some(tx_packet)

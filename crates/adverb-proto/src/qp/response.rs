@@ -55,6 +55,7 @@ struct QueuedResponse {
     kind: ResponseKind,
     /// Whether the first packet was sent.
     started: bool,
+    /// Whether the response is not a retransmission.
     is_first: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Two ends on a fabric that loses selected packets.
+//! Two ends on a fabric that loses, duplicates or reorders packets.
 
 use adverb_proto::types::{PathMtu, QpState, SendOperation, Status};
 use adverb_wire::Opcode;

@@ -671,7 +671,7 @@ fn message_longer_than_its_receive_is_an_invalid_request_and_a_length_error() {
 }
 
 /// Posts a receive with the local key `lkey`.
-fn post_recv_by(end: &mut End, lkey: u32) {
+fn post_recv_with_key(end: &mut End, lkey: u32) {
     let segments = [Segment { addr: ADDR, length: 64, lkey }];
     end.device.post_recv(end.now, end.qpn, &RecvRequest { wr_id: 1, tag: 0, segments: &segments }).unwrap();
 }
@@ -679,7 +679,7 @@ fn post_recv_by(end: &mut End, lkey: u32) {
 #[test]
 fn receive_with_a_bad_key_is_a_remote_operational_error() {
     let mut end = solo();
-    post_recv_by(&mut end, 77);
+    post_recv_with_key(&mut end, 77);
     assert_eq!(end.exchange(0, SEND_ONLY, b"abcd"), [(nak(NakCode::RemoteOperational, 0), 0)]);
     assert_eq!(end.statuses(), [(1, Status::LocalProtection)]);
 }
@@ -688,7 +688,7 @@ fn receive_with_a_bad_key_is_a_remote_operational_error() {
 fn receive_into_memory_without_local_write_fails() {
     let mut end = solo();
     let key = end.register(Access::empty());
-    post_recv_by(&mut end, key);
+    post_recv_with_key(&mut end, key);
     assert_eq!(end.exchange(0, SEND_ONLY, b"abcd"), [(nak(NakCode::RemoteOperational, 0), 0)]);
 }
 

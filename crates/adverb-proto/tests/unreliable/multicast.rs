@@ -33,8 +33,8 @@ fn create_datagram_qp(end: &mut End, qkey: u32, wr_id: u64, offset: u64) -> Qpn 
     qpn
 }
 
-/// Delivers a datagram to the group.
-fn receive_group(end: &mut End, payload: &[u8]) {
+/// Delivers a datagram to the group, for all its members.
+fn deliver_multicast(end: &mut End, payload: &[u8]) {
     deliver_to_group(end, Qpn::MULTICAST, payload);
 }
 
@@ -57,7 +57,7 @@ fn datagram_to_a_group_is_delivered_to_every_attached_queue_pair() {
     for qpn in members {
         end.device.attach_multicast(qpn, group()).unwrap();
     }
-    receive_group(&mut end, b"to all");
+    deliver_multicast(&mut end, b"to all");
     let completions = end.completions();
     let received: Vec<_> = completions.iter().map(|completion| (completion.wr_id, completion.qpn)).collect();
     assert_eq!(received, [(1, members[0]), (2, members[1])]);
@@ -71,7 +71,7 @@ fn grh_contains_the_group() {
     let mut end = solo();
     let qpn = create_datagram_qp(&mut end, QKEY, 1, 0);
     end.device.attach_multicast(qpn, group()).unwrap();
-    receive_group(&mut end, b"hello");
+    deliver_multicast(&mut end, b"hello");
     let grh: [u8; GRH_LEN] = end.bytes(0, GRH_LEN).try_into().unwrap();
     assert_eq!(IpHeader::from_grh(&grh).unwrap().destination().to_string(), GROUP);
 }
@@ -84,7 +84,7 @@ fn member_with_another_queue_key_receives_nothing() {
     for qpn in [mismatched, matching] {
         end.device.attach_multicast(qpn, group()).unwrap();
     }
-    receive_group(&mut end, b"hello");
+    deliver_multicast(&mut end, b"hello");
     assert_eq!(end.completions().len(), 1);
     assert_eq!(end.device.statistics().qkey_violations, 1);
 }
@@ -95,7 +95,7 @@ fn member_without_a_receive_does_not_affect_others() {
     let qpn = create_datagram_qp(&mut end, QKEY, 1, 0);
     end.device.attach_multicast(end.qpn, group()).unwrap();
     end.device.attach_multicast(qpn, group()).unwrap();
-    receive_group(&mut end, b"hello");
+    deliver_multicast(&mut end, b"hello");
     assert_eq!(end.completions().len(), 1);
     assert_eq!(end.drops(), [DropReason::NoReceivePosted]);
 }
@@ -103,7 +103,7 @@ fn member_without_a_receive_does_not_affect_others() {
 #[test]
 fn datagram_to_a_group_without_members_is_dropped() {
     let mut end = solo();
-    receive_group(&mut end, b"hello");
+    deliver_multicast(&mut end, b"hello");
     assert_eq!(end.drops(), [DropReason::NoMulticastMember]);
 }
 
@@ -128,7 +128,7 @@ fn datagram_to_a_group_for_one_queue_pair_is_dropped() {
     assert_eq!(end.completions().len(), 0);
     assert_eq!(end.drops(), [DropReason::WrongAddress; 3]);
     assert_eq!(end.device.statistics().wrong_address_packets, 3);
-    receive_group(&mut end, b"hello");
+    deliver_multicast(&mut end, b"hello");
     assert_eq!(end.completions().len(), 1, "the member receives the datagram to the group");
 }
 
@@ -138,7 +138,7 @@ fn detached_queue_pair_receives_nothing() {
     let qpn = create_datagram_qp(&mut end, QKEY, 1, 0);
     end.device.attach_multicast(qpn, group()).unwrap();
     end.device.detach_multicast(qpn, group()).unwrap();
-    receive_group(&mut end, b"hello");
+    deliver_multicast(&mut end, b"hello");
     assert_eq!(end.completions().len(), 0);
     assert_eq!(end.device.detach_multicast(qpn, group()), Err(MulticastError::NotAttached));
 }
@@ -152,7 +152,7 @@ fn destroyed_queue_pair_is_in_no_group() {
     end.device.destroy_qp(qpn);
     assert_eq!(end.device.resource_counts().multicast_groups, 0);
     let later = create_datagram_qp(&mut end, QKEY, 2, 0);
-    receive_group(&mut end, b"hello");
+    deliver_multicast(&mut end, b"hello");
     assert_eq!(
         end.device.query_qp(later).unwrap().recv_queue_len,
         1,
@@ -166,12 +166,12 @@ fn reset_queue_pair_stays_attached() {
     let qpn = create_datagram_qp(&mut end, QKEY, 1, 0);
     end.device.attach_multicast(qpn, group()).unwrap();
     end.device.modify_qp(end.now, qpn, &Transition::Reset).unwrap();
-    receive_group(&mut end, b"hello");
+    deliver_multicast(&mut end, b"hello");
     assert_eq!(end.drops(), [DropReason::WrongState]);
     for transition in [Transition::Init(Init::datagrams(QKEY)), Transition::ReadyToReceiveUd] {
         end.device.modify_qp(end.now, qpn, &transition).unwrap();
     }
-    receive_group(&mut end, b"hello");
+    deliver_multicast(&mut end, b"hello");
     assert_eq!(end.drops(), [DropReason::WrongState, DropReason::NoReceivePosted]);
 }
 
