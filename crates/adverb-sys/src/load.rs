@@ -17,7 +17,7 @@ pub struct LoadError {
 enum Reason {
     /// The dynamic linker didn't find the file, or couldn't load it. The string is its message.
     NotLoaded(String),
-    /// The library lacks a symbol that every release of the last ten years has.
+    /// The library lacks a symbol that rdma-core 17 and newer releases have.
     NoSymbol(String),
 }
 
