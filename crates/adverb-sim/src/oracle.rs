@@ -118,8 +118,8 @@ impl ScenarioRun {
             Err(Status::Flushed) if failed => Ok(()),
             Err(status) => {
                 // The receives in use when a request was rejected may fail.
-                let must_fail_from = direction.must_fail_from.is_some() || direction.revoked.is_some();
-                if must_fail_from { Ok(()) } else { Err(format!("failed without a cause: {status}")) }
+                let may_fail = direction.must_fail_from.is_some() || direction.revoked.is_some();
+                if may_fail { Ok(()) } else { Err(format!("failed without a cause: {status}")) }
             }
         }
     }
@@ -229,14 +229,14 @@ impl ScenarioRun {
         direction.done = number + 1;
         direction.posted[number].outcome = Some(status);
         let first = direction.failed.is_none();
-        let must = direction.posted[number].must_fail;
+        let required_status = direction.posted[number].must_fail;
         if first {
             direction.failed = Some(number);
         }
         let excused = match status {
             Status::Flushed => !first || failed_before,
             _ if !first => false,
-            status if must == Some(status) => direction.must_fail_from == Some(number),
+            status if required_status == Some(status) => direction.must_fail_from == Some(number),
             Status::RetryExceeded => peer_failed || recent >= usize::from(retry_count) || max_wait > period,
             Status::RnrRetryExceeded => rnr_retry != 7 && direction.starved,
             Status::RemoteAccess => direction.revoked.is_some(),

@@ -3,8 +3,8 @@
 //! The model has no packets. It keeps the guarantees of a reliable connection, and no others:
 //!
 //! - requests are executed in order, and complete in order;
-//! - when the connection breaks, the executed requests are a prefix of the posted ones, and the completed requests are a
-//!   prefix of the executed ones;
+//! - when the connection breaks, the executed requests are a prefix of the posted ones, and the completed requests are
+//!   a prefix of the executed ones;
 //! - an unsignaled request that succeeds produces no completion, and a request that fails always produces one;
 //! - an end whose peer has disappeared notices only if it has a request outstanding;
 //! - until a READ completes, its response may be lost, and the peer executes it again.
@@ -79,7 +79,7 @@ struct End {
     /// The number of posted requests that the peer has executed.
     executed: usize,
     receives: VecDeque<(u64, Segment)>,
-    /// The number of executed messages to this end that were sent from a buffer.
+    /// The number of messages that consumed a receive of this end, except SENDs without a local buffer.
     received: u32,
     send_completions: VecDeque<Completion>,
     recv_completions: VecDeque<Completion>,
@@ -172,7 +172,7 @@ impl RcConnection {
         self.ends[end].receives.len()
     }
 
-    /// Returns the number of messages that consumed a receive of this end, except those without a local buffer.
+    /// Returns the number of messages that consumed a receive of this end, except SENDs without a local buffer.
     pub(crate) fn received_count(&self, end: usize) -> u32 {
         self.ends[end].received
     }
@@ -363,7 +363,7 @@ impl RcConnection {
         self.is_cut = true;
     }
 
-    /// Whether the end can still reach its peer.
+    /// Whether both queue pairs work, and packets still arrive.
     pub(crate) fn is_working(&self) -> bool {
         !self.is_cut && self.ends.iter().all(|end| end.state == EndState::Working)
     }

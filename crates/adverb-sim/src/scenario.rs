@@ -69,7 +69,7 @@ impl Connection {
         self.window << 10
     }
 
-    /// Returns the number of outstanding requests from which small sends are coalesced; 0 disables coalescing.
+    /// Returns the maximum number of short requests that are coalesced; 0 disables coalescing.
     pub(crate) fn coalesce_limit(&self) -> u32 {
         self.first_psns[0] % 4
     }
@@ -236,20 +236,21 @@ impl Scenario {
     pub fn new(seed: u64) -> Scenario {
         let mut random = Random::new(seed);
         let random = &mut random;
-        let family = random.chance_per_million(300_000);
-        let devices: Vec<bool> = (0..random.between(2, 4)).map(|_| family).collect();
+        let has_ipv6 = random.chance_per_million(300_000);
+        let device_has_ipv6: Vec<bool> = (0..random.between(2, 4)).map(|_| has_ipv6).collect();
+        let device_count = device_has_ipv6.len() as u64;
         let latency = Duration::from_nanos(random.between(500, 8000));
         let timeout = random.between(5, 8) as u8;
         let faults_end_at = Time::from_nanos(random.between(3, 20) * 1_000_000);
         let connections = (0..random.between(2, 5))
-            .map(|_| Connection::random(random, devices.len() as u64, timeout))
+            .map(|_| Connection::random(random, device_count, timeout))
             .collect();
-        let faults = faults(random, devices.len() as u64, faults_end_at, timeout);
+        let faults = faults(random, device_count, faults_end_at, timeout);
         let batching = Duration::from_nanos(random.pick(&[0, 0, 500, 2000, 5000]));
         let messages = MessagePlan::random(random, faults.clone(), faults_end_at, timeout);
         Scenario {
             seed,
-            device_has_ipv6: devices,
+            device_has_ipv6,
             connections,
             faults,
             faults_end_at,

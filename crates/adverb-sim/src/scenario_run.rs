@@ -221,7 +221,7 @@ impl ScenarioRun {
             };
             let header = packet.header;
             let to = self.world.node_at(packet.remote).unwrap_or(index);
-            self.sent(index, to, &packet);
+            self.record_sent(index, to, &packet);
             let end = self.world.nodes[to].actor.ends.get(&header.dest_qp).copied();
             let delivery = self.world.fabric.send(self.world.now, packet.into_flight(index, to));
             if let Some((connection, _)) = end
@@ -236,7 +236,7 @@ impl ScenarioRun {
     }
 
     /// Records a packet that a device sends, and checks its header.
-    fn sent(&mut self, from: usize, to: usize, packet: &Outgoing) {
+    fn record_sent(&mut self, from: usize, to: usize, packet: &Outgoing) {
         let header = &packet.header;
         self.world.count_packet(&[u64::from(packet.icrc()), packet.bytes.len() as u64]);
         self.take_trace(from);

@@ -29,7 +29,7 @@ impl<T: Ord> Schedule<T> {
     }
 
     /// Takes the next task, if it is due.
-    pub(crate) fn due(&mut self, now: Time) -> Option<T> {
+    pub(crate) fn take_due(&mut self, now: Time) -> Option<T> {
         let is_due = self.next().is_some_and(|at| at <= now);
         is_due.then(|| self.tasks.pop()).flatten().map(|Reverse((.., task))| task)
     }

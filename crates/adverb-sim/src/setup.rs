@@ -28,7 +28,7 @@ pub(crate) fn scenario_run(scenario: Scenario, trace: bool) -> ScenarioRun {
         run.world.nodes.push(create_node(index, v6, trace));
         let length = run.scenario.shared_words_per_device as u32 * 8;
         let pd = run.world.nodes[index].pd;
-        let shared = run.area(index, pd, length, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC);
+        let shared = run.create_area(index, pd, length, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC);
         run.shared.push(shared);
     }
     for spec in &specs {
@@ -38,15 +38,15 @@ pub(crate) fn scenario_run(scenario: Scenario, trace: bool) -> ScenarioRun {
 }
 
 impl ScenarioRun {
-    fn area(&mut self, node: usize, pd: Pd, length: u32, access: Access) -> Area {
+    fn create_area(&mut self, node: usize, pd: Pd, length: u32, access: Access) -> Area {
         self.world.nodes[node].create_area(node, &mut self.random, pd, length.max(8), access)
     }
 
     /// Creates a connection, its memory and its first tasks.
     fn connect(&mut self, spec: &Connection) {
         let index = self.connections.len();
-        let directions = [0, 1].map(|side| self.direction(spec, side));
-        let sides = [0, 1].map(|side| self.side(spec, side));
+        let directions = [0, 1].map(|side| self.create_direction(spec, side));
+        let sides = [0, 1].map(|side| self.create_side(spec, side));
         for side in 0..2 {
             self.move_to_rts(spec, &sides, side);
         }
@@ -63,7 +63,7 @@ impl ScenarioRun {
         }
     }
 
-    fn side(&mut self, spec: &Connection, side: usize) -> Side {
+    fn create_side(&mut self, spec: &Connection, side: usize) -> Side {
         let node = spec.devices[side];
         let Node { device, pd, cq, .. } = &mut self.world.nodes[node];
         let mut config = QpConfig::rc(*pd, *cq, *cq);
@@ -131,7 +131,7 @@ impl ScenarioRun {
         }
     }
 
-    fn direction(&mut self, spec: &Connection, side: usize) -> Direction {
+    fn create_direction(&mut self, spec: &Connection, side: usize) -> Direction {
         let (here, there) = (spec.devices[side], spec.devices[1 - side]);
         let (pd, remote_pd) = (self.world.nodes[here].pd, self.world.nodes[there].pd);
         let other_pd = self.world.nodes[there].actor.other_pd;
@@ -143,16 +143,16 @@ impl ScenarioRun {
             steps.iter().filter(|step| step.action.consumes_receive()).map(|step| step.length + 64).sum();
         let write = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let everything = Access::LOCAL_WRITE | Access::REMOTE;
-        let target = self.area(there, remote_pd, 10 * mtu, everything);
+        let target = self.create_area(there, remote_pd, 10 * mtu, everything);
         Direction {
-            source: self.area(here, pd, 16 * mtu, Access::empty()),
-            response: self.area(here, pd, response_bytes, Access::LOCAL_WRITE),
-            receives: self.area(there, remote_pd, messages, Access::LOCAL_WRITE),
-            read_only: self.area(there, remote_pd, mtu, Access::REMOTE_READ),
-            write_only: self.area(there, remote_pd, mtu, write),
-            other_domain: self.area(there, other_pd, mtu, everything),
-            invalidated: self.area(there, remote_pd, mtu, Access::empty()),
-            revocable: self.area(there, remote_pd, 8 * mtu, everything),
+            source: self.create_area(here, pd, 16 * mtu, Access::empty()),
+            response: self.create_area(here, pd, response_bytes, Access::LOCAL_WRITE),
+            receives: self.create_area(there, remote_pd, messages, Access::LOCAL_WRITE),
+            read_only: self.create_area(there, remote_pd, mtu, Access::REMOTE_READ),
+            write_only: self.create_area(there, remote_pd, mtu, write),
+            other_domain: self.create_area(there, other_pd, mtu, everything),
+            invalidated: self.create_area(there, remote_pd, mtu, Access::empty()),
+            revocable: self.create_area(there, remote_pd, 8 * mtu, everything),
             revoked: None,
             revocation_planned: false,
             invalidated_key: None,

@@ -126,7 +126,7 @@ pub(crate) trait Actors {
             }
         }
         self.after_timeouts();
-        while let Some(task) = self.world().schedule.due(now) {
+        while let Some(task) = self.world().schedule.take_due(now) {
             self.perform(task);
         }
     }

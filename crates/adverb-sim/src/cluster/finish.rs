@@ -16,17 +16,17 @@ impl ClusterRun {
         self.is_finishing = true;
         self.log.note(now, || "the faults end".to_owned());
         let messages = 3 + usize::from(self.config.recv_slots);
-        let mut is_first = true;
+        let mut is_connecting = true;
         for _ in 0..MAX_FINAL_ROUNDS {
             self.maintain(1_000_000);
-            if is_first {
+            if is_connecting {
                 // Keepalives find the connections that broke before. Later work must complete without them.
                 self.advance();
             }
-            // Give each pair work once all members are connected.
+            // Each pair gets work once all members are connected.
             let all_alive = self.members.iter().all(|member| member.is_alive);
-            if is_first && all_alive && self.pending.is_empty() && self.are_all_open() {
-                is_first = false;
+            if is_connecting && all_alive && self.pending.is_empty() && self.are_all_open() {
+                is_connecting = false;
                 for view in self.members.iter_mut().flat_map(|member| &mut member.peers) {
                     (view.messages_left, view.transfers_left) = (messages, 3);
                 }
@@ -61,11 +61,11 @@ impl ClusterRun {
                     return;
                 }
             }
-            if !is_first && self.is_done() {
+            if !is_connecting && self.is_done() {
                 break;
             }
         }
-        if is_first {
+        if is_connecting {
             return self.report_violation("the members did not connect after the faults");
         }
         if !self.is_done() {

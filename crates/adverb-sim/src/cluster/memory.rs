@@ -160,7 +160,7 @@ impl MemberMemory {
         Some(Segment { addr: (self.buffers + index * BUFFER) as u64, length: length as u32, lkey: 0 })
     }
 
-    /// Returns a buffer of a transfer that ended, and overwrites it, so that a later access of the NIC is detected.
+    /// Frees the buffer of a transfer that ended, and overwrites it, so that a later access of the NIC is detected.
     pub(super) fn put_buffer(&mut self, segment: Segment) {
         let index = (segment.addr as usize - self.buffers) / BUFFER;
         self.in_use[index] = false;

@@ -109,8 +109,8 @@ pub fn run_cluster_scale(member_count: usize, rounds: u32) -> Result<ClusterScal
     })
 }
 
-/// A clock of the thread's CPU time, so that other processes don't affect the figures. Without `/proc`, it is a clock of
-/// the elapsed time.
+/// A clock of the thread's CPU time, so that other processes don't affect the figures. Without `/proc`, it is a clock
+/// of the elapsed time.
 struct CpuClock {
     start: Instant,
     cpu_time: Option<Duration>,

@@ -23,7 +23,7 @@ pub(super) enum Task {
     /// Connects to a node that connects at the same time (peer to peer).
     ConnectPeerToPeer { to: usize, timeout: Duration, token: u64 },
     /// Requests a node's datagram queue pair.
-    ResolveParams { to: usize, timeout: Duration },
+    Resolve { to: usize, timeout: Duration },
     /// Decides on a connection request or an acceptance.
     Decide { id: ConnectionId, decision: Decision },
     /// Sends a ping, or detects that the last pings got no response.
@@ -81,7 +81,7 @@ impl Application {
                 self.connect(cx, to, timeout, token, false);
             }
             Task::ConnectPeerToPeer { to, timeout, token } => self.connect(cx, to, timeout, token, true),
-            Task::ResolveParams { to, timeout } => self.resolve(cx, to, timeout),
+            Task::Resolve { to, timeout } => self.resolve(cx, to, timeout),
             Task::Decide { id, decision } => self.decide(cx, id, decision),
             Task::SendPing { id } => self.send_ping(cx, id),
             Task::End { id, abandon } => self.end(cx, id, abandon),
@@ -229,13 +229,13 @@ impl Application {
                 };
                 self.decide_soon(cx, acceptance.id, token, prompt, decision);
             }
-            Event::Established(id) => self.established(cx, id),
+            Event::Established(id) => self.handle_established(cx, id),
             Event::Rejected(rejection) => {
                 let id = rejection.id;
-                self.outcome(cx, id, Outcome::Rejected(rejection.reason));
+                self.handle_outcome(cx, id, Outcome::Rejected(rejection.reason));
             }
-            Event::Unreachable(id) => self.outcome(cx, id, Outcome::Unreachable),
-            Event::Disconnected(id) => self.outcome(cx, id, Outcome::Disconnected),
+            Event::Unreachable(id) => self.handle_outcome(cx, id, Outcome::Unreachable),
+            Event::Disconnected(id) => self.handle_outcome(cx, id, Outcome::Disconnected),
             Event::TimewaitExit { qpn, .. } => {
                 let Some(since) = self.timewait_qpns.remove(&qpn.get()) else {
                     return cx.report_violation(format!("the time-wait of {qpn} ended, but had not started"));
@@ -345,7 +345,7 @@ impl Application {
         }
     }
 
-    fn established(&mut self, cx: &mut CallContext<'_>, id: ConnectionId) {
+    fn handle_established(&mut self, cx: &mut CallContext<'_>, id: ConnectionId) {
         let Some(own) = self.connections.get_mut(&id) else {
             return cx.report_violation("established an unknown connection");
         };
@@ -375,7 +375,7 @@ impl Application {
     }
 
     /// Handles the end of a call or a connection.
-    fn outcome(&mut self, cx: &mut CallContext<'_>, id: ConnectionId, outcome: Outcome) {
+    fn handle_outcome(&mut self, cx: &mut CallContext<'_>, id: ConnectionId, outcome: Outcome) {
         let Some(own) = self.connections.get(&id) else {
             return cx.report_violation(format!("{outcome:?} of a connection that already ended"));
         };
@@ -455,7 +455,7 @@ impl Application {
     }
 
     /// Handles a ping to a queue pair.
-    pub(super) fn ping(&mut self, cx: &mut CallContext<'_>, addrs: AddrPair, ping: Ping) {
+    pub(super) fn handle_ping(&mut self, cx: &mut CallContext<'_>, addrs: AddrPair, ping: Ping) {
         // A queue pair checks its own number, the peer's address and number, and the sequence number.
         let is_receiver = |own: &&mut OwnConnection| {
             own.local_qp.is_some_and(|local_qp| local_qp.qpn == ping.to)

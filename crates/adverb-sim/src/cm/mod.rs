@@ -149,7 +149,7 @@ impl Actors for CmRun {
             }
             Content::Ping { to, from, psn, reply } => {
                 self.act(packet.to, |application, cx| {
-                    application.ping(cx, addrs, Ping { to, from, psn, reply });
+                    application.handle_ping(cx, addrs, Ping { to, from, psn, reply });
                 });
             }
         }
@@ -183,7 +183,7 @@ impl CmRun {
         let response = Timeout::new(code).unwrap_or(Timeout::MAX);
         let long = response.duration().mul_f64(0.3 + random.below(100) as f64 / 40.0);
         let count = random.between(2, 4) as usize;
-        let busy = response.duration() * 100;
+        let busy_time = response.duration() * 100;
         let mut faults = Faults::default();
         for chance in [
             &mut faults.loss_per_million,
@@ -194,9 +194,9 @@ impl CmRun {
             *chance = random.pick(&[0, 10_000, 100_000, 300_000]);
         }
         faults.corruption_per_million = random.pick(&[0, 0, 20_000]);
-        let faults_end_at = Time::ZERO + busy.mul_f64(random.below(100) as f64 / 80.0);
+        let faults_end_at = Time::ZERO + busy_time.mul_f64(random.below(100) as f64 / 80.0);
         for _ in 0..random.below(3) {
-            let start = Time::ZERO + busy.mul_f64(random.below(100) as f64 / 100.0);
+            let start = Time::ZERO + busy_time.mul_f64(random.below(100) as f64 / 100.0);
             let between = [random.below(count as u64) as usize, random.below(count as u64) as usize];
             let end = start + response.duration() * random.between(1, 60) as u32;
             faults.partitions.push(Partition { devices: between, start, end });
@@ -215,7 +215,7 @@ impl CmRun {
             run.add_node(index, response, &mut random);
         }
         for _ in 0..random.between(4, 16) {
-            run.plan(busy, &mut random);
+            run.plan(busy_time, &mut random);
         }
         run
     }
@@ -244,10 +244,10 @@ impl CmRun {
     }
 
     /// Plans a connection, a peer-to-peer connection or a service ID resolution.
-    fn plan(&mut self, busy: Duration, random: &mut Random) {
+    fn plan(&mut self, busy_time: Duration, random: &mut Random) {
         let count = self.world.nodes.len() as u64;
         let (from, to) = (random.below(count) as usize, random.below(count) as usize);
-        let at = Time::ZERO + busy.mul_f64(random.below(1000) as f64 / 1000.0);
+        let at = Time::ZERO + busy_time.mul_f64(random.below(1000) as f64 / 1000.0);
         let timeout = self.rules.response * random.between(2, 80) as u32;
         match random.below(10) {
             0..=6 => self.world.plan(at, (from, Task::Connect { to, timeout })),
@@ -257,7 +257,7 @@ impl CmRun {
                 self.world.plan(at, (from, connect_to(to)));
                 self.world.plan(at + self.rules.response.mul_f64(0.01), (to, connect_to(from)));
             }
-            _ => self.world.plan(at, (from, Task::ResolveParams { to, timeout })),
+            _ => self.world.plan(at, (from, Task::Resolve { to, timeout })),
         }
     }
 

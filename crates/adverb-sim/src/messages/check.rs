@@ -5,7 +5,7 @@ use adverb_proto::{QueueEvent, ResourceCounts};
 use adverb_wire::{GRH_LEN, IpHeader};
 
 use super::endpoint::RECEIVE;
-use super::run::{Endpoint, Message, MessageRun, Phase, Task, To};
+use super::run::{Endpoint, Message, MessageRun, Phase, Receiver, Task};
 use crate::world::Actors;
 
 impl MessageRun {
@@ -223,7 +223,7 @@ impl MessageRun {
         };
         let found = self.messages.get(message).ok_or("contains an unknown message")?;
         let Message { from, to, epoch, forbidden, source_qpn, operation, .. } = *found;
-        let is_addressee = to == To::Endpoint(index) || (to == To::Group && datagram);
+        let is_addressee = to == Receiver::Endpoint(index) || (to == Receiver::Group && datagram);
         if forbidden || !is_addressee {
             return Err(format!("contains message {message} for another endpoint"));
         }
@@ -260,7 +260,7 @@ impl MessageRun {
             self.endpoints.iter().filter(|endpoint| endpoint.transport == Transport::Ud).count() as u64;
         let max = match (datagram, to) {
             (false, _) => 1,
-            (true, To::Group) => members * (1 + copies),
+            (true, Receiver::Group) => members * (1 + copies),
             (true, _) => 1 + copies,
         };
         if found.delivered > max {
@@ -294,10 +294,10 @@ impl MessageRun {
     }
 
     /// Checks the global route header of a datagram.
-    fn check_route(&self, node: usize, from: usize, to: To, bytes: &[u8]) -> Result<(), String> {
+    fn check_route(&self, node: usize, from: usize, to: Receiver, bytes: &[u8]) -> Result<(), String> {
         let grh = bytes.first_chunk::<GRH_LEN>().ok_or("is too short for a GRH")?;
         let ip = IpHeader::from_grh(grh).ok_or("has no global route header")?;
-        let destination = if to == To::Group { self.group() } else { self.world.nodes[node].address };
+        let destination = if to == Receiver::Group { self.group() } else { self.world.nodes[node].address };
         let source = self.world.nodes[self.endpoints[from].node].address;
         if (ip.source(), ip.destination()) != (source, destination) {
             return Err(format!("has a wrong route header: from {} to {}", ip.source(), ip.destination()));

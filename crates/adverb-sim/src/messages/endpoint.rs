@@ -11,7 +11,7 @@ use adverb_wire::cm::Timeout;
 use adverb_wire::{GRH_LEN, RnrTimer};
 
 use super::plan::{MAX_PACKETS, MessageAction, MessageStep};
-use super::run::{BASE, Endpoint, Message, MessageRun, Phase, Slot, Task, To, Window};
+use super::run::{BASE, Endpoint, Message, MessageRun, Phase, Receiver, Slot, Task, Window};
 use crate::Random;
 use crate::area::GUARD;
 use crate::world::Actors;
@@ -197,8 +197,8 @@ impl MessageRun {
             endpoint.completed = None;
             self.close_window(here);
         }
-        // A packet of the old connection could be accepted by the new one, as in time-wait (vol. 1, 12.9). So all packets,
-        // including delayed and stalled ones, must have left the fabric.
+        // A packet of the old connection could be accepted by the new one, as in time-wait (vol. 1, 12.9). So all
+        // packets, including delayed and stalled ones, must have left the fabric.
         let wait = if recreate { self.plan.latency } else { self.long * 12 };
         let at = self.world.now + wait;
         self.world.plan(at, Task::Connect { endpoint: index });
@@ -288,7 +288,7 @@ impl MessageRun {
                 }
                 let operation = SendOperation::SendInvalidate(window.key);
                 let posted =
-                    self.post_message(index, To::Endpoint(peer), operation, step.length, false, None);
+                    self.post_message(index, Receiver::Endpoint(peer), operation, step.length, false, None);
                 if posted && let Some(window) = &mut self.endpoints[peer].window {
                     window.phase = Phase::Invalidating;
                 }
@@ -307,18 +307,18 @@ impl MessageRun {
                     SendOperation::WriteWithImm(remote, self.messages.len() as u32)
                 };
                 let target = Some((there, storage, initial));
-                self.post_message(index, To::Endpoint(peer), operation, step.length, false, target)
+                self.post_message(index, Receiver::Endpoint(peer), operation, step.length, false, target)
             }
             A::Send | A::SendWithImm | A::Multicast | A::SendWithWrongQkey | A::SendToUnknownQp => {
                 let to = match (peer, step.action) {
-                    (Some(peer), _) => To::Endpoint(peer),
-                    (None, A::Multicast) => To::Group,
-                    (None, A::SendToUnknownQp) => To::NoEndpoint,
+                    (Some(peer), _) => Receiver::Endpoint(peer),
+                    (None, A::Multicast) => Receiver::Group,
+                    (None, A::SendToUnknownQp) => Receiver::NoEndpoint,
                     _ => {
                         let others: Vec<usize> = (0..self.endpoints.len())
                             .filter(|other| self.endpoints[*other].transport == transport)
                             .collect();
-                        To::Endpoint(random.pick(&others))
+                        Receiver::Endpoint(random.pick(&others))
                     }
                 };
                 let operation = if step.action == A::SendWithImm || random.chance_per_million(100_000) {
@@ -405,7 +405,7 @@ impl MessageRun {
         let number = self.messages.len();
         let posted = self.post_message(
             index,
-            To::Endpoint(peer),
+            Receiver::Endpoint(peer),
             SendOperation::Write(remote),
             length,
             forbidden,
@@ -422,14 +422,14 @@ impl MessageRun {
 
     /// Posts a request without data.
     fn post_without_data(&mut self, index: usize, operation: SendOperation) -> bool {
-        self.post_message(index, To::NoEndpoint, operation, 0, false, None)
+        self.post_message(index, Receiver::NoEndpoint, operation, 0, false, None)
     }
 
     /// Posts a message, and returns whether the queue accepted it. The first eight bytes of a message are its number.
     fn post_message(
         &mut self,
         index: usize,
-        to: To,
+        to: Receiver,
         operation: SendOperation,
         length: u32,
         forbidden: bool,
@@ -492,13 +492,13 @@ impl MessageRun {
         true
     }
 
-    fn destination(&mut self, node: usize, to: To, wrong_key: bool) -> Destination<Path> {
+    fn destination(&mut self, node: usize, to: Receiver, wrong_key: bool) -> Destination<Path> {
         let (remote, qpn) = match to {
-            To::Endpoint(other) => {
+            Receiver::Endpoint(other) => {
                 (self.world.nodes[self.endpoints[other].node].address, self.endpoints[other].qpn)
             }
-            To::Group => (self.group(), Qpn::MULTICAST),
-            To::NoEndpoint => (self.world.nodes[0].address, Qpn::truncate(2)),
+            Receiver::Group => (self.group(), Qpn::MULTICAST),
+            Receiver::NoEndpoint => (self.world.nodes[0].address, Qpn::truncate(2)),
         };
         let local = self.world.nodes[node].address;
         let path = Path::new(local, remote, 0xc000 | (self.random.u32() & 0x3fff) as u16);

@@ -104,7 +104,7 @@ pub(super) enum Phase {
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) from: usize,
-    pub(super) to: To,
+    pub(super) to: Receiver,
     pub(super) epoch: u32,
     pub(super) source_qpn: Qpn,
     pub(super) operation: SendOperation,
@@ -119,9 +119,9 @@ pub(super) struct Message {
     pub(super) outcome: Option<Status>,
 }
 
-/// The destination of a message.
+/// The receiver of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum To {
+pub(super) enum Receiver {
     Endpoint(usize),
     Group,
     NoEndpoint,
@@ -146,9 +146,9 @@ pub(super) enum Task {
     Receive { endpoint: usize, epoch: u32 },
     /// Posts a shared receive.
     ReceiveShared { node: usize },
-    /// Reconnects a pair of endpoints.
+    /// Connects a closed pair of endpoints.
     Connect { endpoint: usize },
-    /// Recreates a failed pair of endpoints, which are reconnected later.
+    /// Closes a failed pair of endpoints, and connects them later.
     Reconnect { endpoint: usize, epoch: u32 },
     /// Processes a device's packets and completions.
     Pump { node: usize },

@@ -41,7 +41,8 @@ pub(super) enum EagerCall {
     /// The message is coalesced with others.
     Feed,
     Send,
-    /// The call returns the message's write, if it can be posted. Otherwise, the message is sent by [`EagerCall::Send`].
+    /// The call returns the message's write if it can be posted. Otherwise, the message is sent by
+    /// [`EagerCall::Send`].
     SendAtOnce,
 }
 
@@ -251,7 +252,7 @@ impl Application {
     }
 
     /// Records that a lane is established, over which the peer exposes its regions again.
-    pub(super) fn lane_established(&mut self) {
+    pub(super) fn record_lane(&mut self) {
         self.peer_exposed.clear();
     }
 
@@ -270,7 +271,7 @@ impl Application {
     }
 
     /// Records that a read was posted.
-    pub(super) fn read_posted(&mut self) {
+    pub(super) fn record_read(&mut self) {
         self.reads_left -= 1;
     }
 
@@ -368,7 +369,7 @@ impl Application {
     }
 
     /// Records the end of the connection.
-    pub(super) fn ended(&mut self, reason: EndReason) {
+    pub(super) fn record_end(&mut self, reason: EndReason) {
         if self.end.is_some() {
             self.report_violation("the connection ended twice".to_owned());
         }
@@ -392,8 +393,8 @@ impl Application {
         self.unacknowledged.push(number);
     }
 
-    /// Checks the messages of this sender after the end. Without a session, posted messages may be lost, but not after a graceful
-    /// close. After a graceful close, the peer's device has them, so they are lost only if the peer never had a connection.
+    /// Checks the messages of this sender after the end. Without a session, posted messages may be lost, but not after
+    /// a graceful close: the peer's device has them, so they are lost only if the peer never had a connection.
     pub(super) fn check_sent(&mut self, receipt: Receipt, has_session: bool) {
         let is_closed = self.end == Some(EndReason::Closed);
         let (received, is_promised) = match receipt {

@@ -89,8 +89,8 @@ struct Run {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ClosePace {
     Random,
-    /// A side that has closed posts a request only when nothing else is left to do, so that all earlier requests have completed,
-    /// and the peer has answered them.
+    /// A side that has closed posts a request only when nothing else is left to do, so that all earlier requests have
+    /// completed, and the peer has answered them.
     Slow,
 }
 
@@ -286,7 +286,7 @@ impl Run {
                 done
             }
             // A device completes requests when it receives packets, and fails a queue pair when its timer expires.
-            (Some(_), Action::Complete(_) | Action::Retry(_)) => false,
+            (Some(_), Action::Complete(_) | Action::ExceedRetries(_)) => false,
             _ => self.pair.act(action),
         };
         if done {
@@ -374,7 +374,7 @@ impl Run {
             return;
         }
         if self.profile != Profile::SlowRetries {
-            self.act(Action::Retry(side));
+            self.act(Action::ExceedRetries(side));
         }
         self.pair.now = self.pair.now + Duration::from_micros(self.random.below(300));
         self.fire_timeouts();
@@ -432,7 +432,7 @@ impl Run {
                     }
                 }
                 is_busy |= self.act(Action::Drain(side)) | self.act(Action::Dial(side));
-                is_busy |= self.profile != Profile::SlowRetries && self.act(Action::Retry(side));
+                is_busy |= self.profile != Profile::SlowRetries && self.act(Action::ExceedRetries(side));
             }
             self.check();
             if self.pair.violation.is_some() {
@@ -455,14 +455,14 @@ impl Run {
                         self.pair.report_violation("a run without faults waits for a timeout");
                         return false;
                     }
-                    if self.devices.is_none() && (0..2).any(|side| self.pair.can_close(side)) {
+                    if self.devices.is_none() && (0..2).any(|side| self.pair.can_complete_close(side)) {
                         self.pair.report_violation("a close waits for a timeout, though its lane works");
                         return false;
                     }
                     self.pair.now = self.pair.now.max(next);
                     self.fire_timeouts();
                 }
-                _ if self.act(Action::Retry(0)) | self.act(Action::Retry(1)) => {}
+                _ if self.act(Action::ExceedRetries(0)) | self.act(Action::ExceedRetries(1)) => {}
                 _ => return true,
             }
         }

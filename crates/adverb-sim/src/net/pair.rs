@@ -93,7 +93,7 @@ pub(super) enum Action {
     /// The driver passes on the connection's next timeout.
     Timeout(usize),
     /// The NIC gives up retransmitting.
-    Retry(usize),
+    ExceedRetries(usize),
     /// Packets of the newest lane are lost from now on.
     Cut,
     /// The device of a side fails its lane.
@@ -147,7 +147,7 @@ impl Side {
     }
 
     fn take_hello_buffer(&mut self, lane: usize) -> Vec<u8> {
-        let Some(index) = self.hello_buffers.iter().position(|(of, _)| *of == lane) else {
+        let Some(index) = self.hello_buffers.iter().position(|(buffer_lane, _)| *buffer_lane == lane) else {
             return Vec::new();
         };
         let (_, addr) = self.hello_buffers.remove(index);
@@ -262,7 +262,7 @@ impl Pair {
             Action::Dial(side) => self.dial(side, true),
             Action::DialFailed(side) => self.dial(side, false),
             Action::Timeout(side) => self.timeout(side),
-            Action::Retry(side) => {
+            Action::ExceedRetries(side) => {
                 self.lanes.iter_mut().flatten().filter_map(|rc| rc.exceed_retries(side).then_some(())).count()
                     > 0
             }
@@ -414,7 +414,7 @@ impl Pair {
             && let Some(region) = application.next_read()
             && connection.post_operation(connection.lane()).is_ok()
         {
-            application.read_posted();
+            application.record_read();
             let remote = RemoteAddress { addr: region.addr, rkey: region.rkey };
             let buf = vec![0; region.len as usize];
             self.post_send(side, Tag::Operation, SendOperation::Read(remote), Some(buf), true);
@@ -477,7 +477,7 @@ impl Pair {
         for lane in self.sides[side].rejected.clone() {
             if let Some(completion) = self.rc(Some(lane)).and_then(|rc| rc.poll_send(side)) {
                 self.sides[side].memory.take_back(completion.wr_id);
-                self.sides[side].rejected.retain(|of| *of != lane);
+                self.sides[side].rejected.retain(|other| *other != lane);
                 self.destroy(side, lane);
                 return true;
             }
@@ -553,7 +553,7 @@ impl Pair {
     /// Handles the hello of a lane that belongs to no connection yet.
     fn accept(&mut self, side: usize, lane: usize, completion: Completion) {
         let now = self.now;
-        self.sides[side].incoming.retain(|of| *of != lane);
+        self.sides[side].incoming.retain(|other| *other != lane);
         let bytes = self.sides[side].take_hello_buffer(lane);
         let hello = completion.outcome.ok().and_then(|_| Hello::parse(&bytes).ok());
         let Some(hello) = hello else { return self.destroy(side, lane) };
@@ -706,7 +706,7 @@ impl Pair {
                 Event::Redial { .. } => view.must_dial = true,
                 Event::Established { .. } => {
                     view.established_count += 1;
-                    view.application.lane_established();
+                    view.application.record_lane();
                 }
                 Event::Exposed { name, region } => view.application.add_exposed(&name, region),
                 Event::Closed(reason) => {
@@ -714,7 +714,7 @@ impl Pair {
                         self.violation
                             .get_or_insert_with(|| "the peer did not close the connection".to_owned());
                     }
-                    view.application.ended(reason);
+                    view.application.record_end(reason);
                 }
                 _ => {}
             }
@@ -767,8 +767,8 @@ impl Pair {
         }
     }
 
-    /// Whether a side has closed the connection, and both sides and their lane work.
-    pub(super) fn can_close(&self, side: usize) -> bool {
+    /// Whether a side has closed the connection, and its close can complete, because both sides and their lane work.
+    pub(super) fn can_complete_close(&self, side: usize) -> bool {
         let is_established = |view: &Side| {
             let phase = view.connection.as_ref().map(Connection::phase);
             view.process == Process::Running && phase == Some(PhaseKind::Established)
