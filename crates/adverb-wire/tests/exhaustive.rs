@@ -11,7 +11,8 @@ use adverb_wire::{
 mod random;
 use random::Random;
 
-/// The maximum tested length without the ICRC. The 8 bytes leave every opcode a payload, also an ATOMIC WRITE.
+/// The maximum tested length of headers and payload: each opcode has a payload in some packets, because no headers are
+/// longer than `MAX_HEADER_LEN`.
 const MAX_TESTED_LEN: usize = MAX_HEADER_LEN + 8;
 
 #[test]

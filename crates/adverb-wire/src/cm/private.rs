@@ -103,7 +103,7 @@ impl AdditionalInfo {
         &self.bytes
     }
 
-    /// Creates received information. `length` is capped at 72, and the bytes after it are ignored.
+    /// Creates the information of a received message. `length` is capped at 72, and the bytes after it are ignored.
     pub(super) fn received(length: u32, bytes: PrivateData<72>) -> AdditionalInfo {
         let (length, bytes) = (usize::try_from(length).unwrap_or(usize::MAX), bytes.as_bytes());
         AdditionalInfo::new(bytes.get(..length).unwrap_or(bytes)).unwrap_or_default()
