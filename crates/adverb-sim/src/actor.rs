@@ -152,25 +152,25 @@ impl ScenarioRun {
         let mut random = Random::new(step.seed);
         let random = &mut random;
         let (here, there) = [side, 1 - side].map(|side| self.connections[connection].sides[side].node).into();
-        let keys = self.fresh_keys(connection, side, step.action, here, there);
+        let key = self.register_key(connection, side, step.action, here, there);
         let shared = &self.shared[there];
         let now = self.world.now;
         let direction = &mut self.connections[connection].directions[side];
         let mtu = direction.read_only.length;
         let mut length = step.length;
         let garbage = RemoteAddress { addr: random.u64(), rkey: random.u32() | 1 };
-        let sendable = |operation| (operation, None, None);
+        let plain = |operation| (operation, None, None);
         let mut response = None;
         let mut shared_word = None;
-        // The operation, the range that it changes in the target, and the status that it must fail with.
+        // The operation, the offset at which it changes the target, and the status that it must fail with.
         let (operation, change, must_fail): (SendOperation, Option<u32>, Option<Status>) = match step.action {
-            Action::Send => sendable(SendOperation::Send),
+            Action::Send => plain(SendOperation::Send),
             Action::SendInline => {
                 length = length.min(256);
-                sendable(SendOperation::Send)
+                plain(SendOperation::Send)
             }
-            Action::SendWithImm => sendable(SendOperation::SendWithImm(random.u32())),
-            Action::SendInvalidate => sendable(SendOperation::SendInvalidate(keys)),
+            Action::SendWithImm => plain(SendOperation::SendWithImm(random.u32())),
+            Action::SendInvalidate => plain(SendOperation::SendInvalidate(key)),
             Action::Write => {
                 let offset = random.below(u64::from(direction.target.length - length) + 1) as u32;
                 (SendOperation::Write(direction.target.place(offset)), Some(offset), None)
@@ -182,12 +182,12 @@ impl ScenarioRun {
             }
             Action::ZeroLengthWrite => {
                 length = 0;
-                sendable(SendOperation::Write(garbage))
+                plain(SendOperation::Write(garbage))
             }
             Action::WriteToRevocableMemory => {
                 length = length.min(direction.revocable.length);
                 let offset = random.below(u64::from(direction.revocable.length - length) + 1) as u32;
-                sendable(SendOperation::Write(direction.revocable.place(offset)))
+                plain(SendOperation::Write(direction.revocable.place(offset)))
             }
             Action::Read | Action::ReadAndRelease => {
                 let offset = random.below(u64::from(direction.target.length - length) + 1) as u32;
@@ -196,14 +196,14 @@ impl ScenarioRun {
                 direction.reads.push((offset, length));
                 let mut remote = direction.target.place(offset);
                 if step.action == Action::ReadAndRelease {
-                    remote.rkey = keys;
+                    remote.rkey = key;
                 }
-                sendable(SendOperation::Read(remote))
+                plain(SendOperation::Read(remote))
             }
             Action::ZeroLengthRead => {
                 length = 0;
                 response = Some(Some(Vec::new()));
-                sendable(SendOperation::Read(garbage))
+                plain(SendOperation::Read(garbage))
             }
             Action::CompareSwap | Action::FetchAdd => {
                 length = 8;
@@ -229,14 +229,14 @@ impl ScenarioRun {
                 let seen = &self.world.nodes[there].memory.bytes(shared.storage)[word * 8..word * 8 + 8];
                 let operation = match step.action {
                     Action::SharedFetchAdd => SendOperation::FetchAdd { remote, add: random.u64() },
-                    // Compare with the current value, which may have changed when the request is executed.
+                    // The compared value is the current one, which may have changed when the request is executed.
                     _ => SendOperation::CompareSwap {
                         remote,
                         compare: u64::from_ne_bytes(seen.try_into().unwrap_or_default()),
                         swap: random.u64(),
                     },
                 };
-                sendable(operation)
+                plain(operation)
             }
             Action::AtomicWrite => {
                 length = 0;
@@ -246,7 +246,7 @@ impl ScenarioRun {
             }
             Action::Flush => {
                 length = 0;
-                sendable(SendOperation::Flush(FlushRange {
+                plain(SendOperation::Flush(FlushRange {
                     remote: direction.target.place(0),
                     length: random.below(u64::from(direction.target.length)) as u32,
                     whole_region: random.chance_per_million(300_000),
@@ -256,10 +256,11 @@ impl ScenarioRun {
             }
             Action::LocalInvalidate => {
                 length = 0;
-                sendable(SendOperation::LocalInvalidate(keys))
+                plain(SendOperation::LocalInvalidate(key))
             }
             Action::Invalid(violation) => {
-                let (operation, status) = direction.violation(violation, random, &mut length, garbage, mtu);
+                let (operation, status) =
+                    direction.invalid_request(violation, random, &mut length, garbage, mtu);
                 if matches!(operation, SendOperation::Read(_) | SendOperation::FetchAdd { .. }) {
                     response = Some(None);
                 }
@@ -316,7 +317,7 @@ impl ScenarioRun {
     }
 
     /// Registers the key that a request invalidates, or that the peer deregisters after the request.
-    fn fresh_keys(
+    fn register_key(
         &mut self,
         connection: usize,
         side: usize,
@@ -413,7 +414,7 @@ impl Direction {
     }
 
     /// Creates an invalid request with its expected error status.
-    fn violation(
+    fn invalid_request(
         &self,
         violation: InvalidRequest,
         random: &mut Random,

@@ -77,7 +77,7 @@ impl<N: Host, T: Ord> World<N, T> {
     }
 }
 
-/// The bound of a run. A run that reaches it does not end.
+/// The limit of a run. A run that exceeds it is a violation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Limit {
     Time(Time),

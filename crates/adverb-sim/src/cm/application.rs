@@ -192,7 +192,7 @@ impl Application {
                 let Some(token) = token(&request.private_data) else {
                     return cx.report_violation("a connection request lost its private data");
                 };
-                cx.register.request(cx.now, token, cx.node);
+                cx.register.record_request(cx.now, token, cx.node);
                 let own = OwnConnection {
                     token,
                     role: Role::Server,
@@ -251,7 +251,7 @@ impl Application {
                 let Some(token) = token(&query.private_data) else {
                     return cx.report_violation("a service ID resolution request lost its private data");
                 };
-                cx.register.request(cx.now, token, cx.node);
+                cx.register.record_request(cx.now, token, cx.node);
                 let yes = cx.random.below(8) > 0;
                 match cx.random.below(8) {
                     0 => {
@@ -357,7 +357,7 @@ impl Application {
         }
         own.established = true;
         cx.register.end(cx.now, own.token, own.role, Outcome::Established);
-        cx.register.qp_attributes(
+        cx.register.record_qp_attributes(
             cx.now,
             own.token,
             own.role,

@@ -419,7 +419,7 @@ impl<'a> Attack<'a> {
             }
         }
         for _ in 0..200 {
-            // An abandoned connection has at most one outcome.
+            // The messages and events of abandoned connections are not checked.
             self.manager.handle_timeout(self.now);
             while self.manager.poll_transmit().is_some() || self.manager.poll_event().is_some() {}
             self.now = self.now + TIMEOUT;

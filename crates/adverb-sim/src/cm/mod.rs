@@ -67,8 +67,8 @@ pub fn run_cm(seed: u64, trace: bool) -> CmOutcome {
     let CmRun { world, register, .. } = run;
     CmOutcome {
         seed,
-        cm_request_count: register.calls(),
-        established_connection_count: register.established(),
+        cm_request_count: register.call_count(),
+        established_connection_count: register.established_count(),
         packet_count: world.packet_count,
         fault_counts: world.fabric.counts,
         end_time: world.now,

@@ -61,11 +61,11 @@ impl Register {
         Register { rules, calls: BTreeMap::new(), violation: None }
     }
 
-    pub(super) fn calls(&self) -> u64 {
+    pub(super) fn call_count(&self) -> u64 {
         self.calls.len() as u64
     }
 
-    pub(super) fn established(&self) -> u64 {
+    pub(super) fn established_count(&self) -> u64 {
         self.calls.values().filter(|call| call.sides.len() == 2).count() as u64
     }
 
@@ -90,7 +90,7 @@ impl Register {
     }
 
     /// Records a connection request to an application, and checks that it isn't a duplicate.
-    pub(super) fn request(&mut self, now: Time, token: u64, node: usize) {
+    pub(super) fn record_request(&mut self, now: Time, token: u64, node: usize) {
         let Some(call) = self.calls.get_mut(&token) else {
             return self.report_violation(now, "connection request that no application made");
         };
@@ -145,15 +145,13 @@ impl Register {
         if outcome == Outcome::Unreachable && !slow && healthy > self.rules.response * 40 {
             self.report_violation(
                 now,
-                format!(
-                    "{role:?} is reported unreachable, but the fabric has had no faults since {healthy:?}"
-                ),
+                format!("{role:?} is reported unreachable, but the fabric had no faults for {healthy:?}"),
             );
         }
     }
 
     /// Records the parameters of a side's queue pair, and checks that both sides match.
-    pub(super) fn qp_attributes(
+    pub(super) fn record_qp_attributes(
         &mut self,
         now: Time,
         token: u64,
@@ -169,11 +167,15 @@ impl Register {
         let fits = [from, to].into_iter().all(|(sending, receiving)| {
             sending.psn == receiving.psn && sending.max_rd_atomic <= receiving.max_dest_rd_atomic
         });
-        let numbers =
+        let numbers_match =
             Some(a.ready_to_receive.remote_qpn) == *b_qpn && Some(b.ready_to_receive.remote_qpn) == *a_qpn;
-        let paths = a.ready_to_receive.path.local() == b.ready_to_receive.path.remote()
+        let paths_match = a.ready_to_receive.path.local() == b.ready_to_receive.path.remote()
             && a.ready_to_receive.path.remote() == b.ready_to_receive.path.local();
-        if !(fits && numbers && paths && a.ready_to_receive.path_mtu == b.ready_to_receive.path_mtu) {
+        if !(fits
+            && numbers_match
+            && paths_match
+            && a.ready_to_receive.path_mtu == b.ready_to_receive.path_mtu)
+        {
             let what = format!("the parameters of the two sides do not match: {a:?} and {b:?}");
             self.report_violation(now, what);
         }

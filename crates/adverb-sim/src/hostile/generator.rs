@@ -156,7 +156,7 @@ impl PacketGenerator<'_, '_, '_> {
             27..29 => self.replay(),
             29..31 => self.mutation(),
             31 => self.packet_of(Psn::ZERO, Operation::Cnp, 0),
-            _ => ForgedPacket::Bytes(self.noise()),
+            _ => ForgedPacket::Bytes(self.random_bytes()),
         }
     }
 
@@ -282,8 +282,8 @@ impl PacketGenerator<'_, '_, '_> {
                     ..outstanding
                 };
             }
-            let odd = u32::from(self.decisions.one_in(40));
-            return self.packet_of(outstanding.psn, Operation::Rc(rc), (length + odd) as usize);
+            let extra = u32::from(self.decisions.one_in(40));
+            return self.packet_of(outstanding.psn, Operation::Rc(rc), (length + extra) as usize);
         }
         let next = self.target_info.next_psn;
         let psn = next - 1 - self.decisions.below(4) as u32;
@@ -400,7 +400,7 @@ impl PacketGenerator<'_, '_, '_> {
         }
         match self.decisions.below(6) {
             0 => bytes.truncate(self.decisions.below(bytes.len() as u64 + 1) as usize),
-            // Remove whole words, so that the rest is still a packet.
+            // Whole words are removed, so that the rest is still a packet.
             1 => bytes.truncate(bytes.len().saturating_sub(4 * self.decisions.below(5) as usize)),
             2 => bytes.extend([0xa5; 8]),
             3 if !bytes.is_empty() => bytes[0] = self.decisions.pick(Opcode::ALL).byte(),
@@ -412,13 +412,13 @@ impl PacketGenerator<'_, '_, '_> {
         ForgedPacket::Bytes(bytes)
     }
 
-    fn noise(&mut self) -> Vec<u8> {
+    fn random_bytes(&mut self) -> Vec<u8> {
         (0..self.decisions.below(64)).map(|_| self.decisions.bits(8) as u8).collect()
     }
 
     fn history_packet(&mut self) -> Vec<u8> {
         match self.history.len() as u64 {
-            0 => self.noise(),
+            0 => self.random_bytes(),
             count => self.history[self.decisions.below(count) as usize].clone(),
         }
     }

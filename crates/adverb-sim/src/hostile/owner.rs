@@ -41,12 +41,11 @@ impl Attack<'_> {
         let storage = self.memory.next_storage();
         let registration = Registration { addr, length, access, storage, remote_invalidate };
         let decisions = &mut self.decisions;
-        // After its last byte, a fuzzer's input yields the same number forever, so the number of the try varies the
-        // key.
-        let mut tries = 1u32;
+        // After its last byte, a fuzzer's input yields the same number forever, so the salt varies the key.
+        let mut salt = 1u32;
         let random = || {
-            tries = tries.wrapping_mul(0x9e37_79b1);
-            tries ^ decisions.bits(32) as u32
+            salt = salt.wrapping_mul(0x9e37_79b1);
+            salt ^ decisions.bits(32) as u32
         };
         if let Ok(key) = self.device.register(pd, registration, random) {
             self.memory.add(key, pd, registration);
@@ -80,10 +79,10 @@ impl Attack<'_> {
         }
         config.window = self.decisions.pick(&[1, 4, 64]);
         let decisions = &mut self.decisions;
-        let mut tries = 1u32;
+        let mut salt = 1u32;
         let random = || {
-            tries = tries.wrapping_mul(0x9e37_79b1);
-            tries ^ decisions.bits(32) as u32
+            salt = salt.wrapping_mul(0x9e37_79b1);
+            salt ^ decisions.bits(32) as u32
         };
         let Ok(qpn) = self.device.create_qp(config, random) else { return };
         self.created_qp_count += 1;
@@ -101,8 +100,8 @@ impl Attack<'_> {
             completed: [0; 2],
             id: self.created_qp_count,
         });
-        let ready = self.decisions.below(5);
-        for _ in 0..ready {
+        let step_count = self.decisions.below(5);
+        for _ in 0..step_count {
             self.advance(self.targets.len() - 1);
         }
     }
@@ -138,8 +137,8 @@ impl Attack<'_> {
             2 => Transition::Error,
             3 => Transition::Reset,
             4 => Transition::Init(self.init(index)),
-            5 => Transition::ReadyToReceive(self.receiving(index)),
-            _ => Transition::ReadyToSend(self.sending()),
+            5 => Transition::ReadyToReceive(self.ready_to_receive(index)),
+            _ => Transition::ReadyToSend(self.ready_to_send()),
         };
         self.modify(index, &transition);
     }
@@ -149,8 +148,8 @@ impl Attack<'_> {
         let transition = match self.state(index) {
             QpState::Reset => Transition::Init(self.init(index)),
             QpState::Init if self.targets[index].transport == Transport::Ud => Transition::ReadyToReceiveUd,
-            QpState::Init => Transition::ReadyToReceive(self.receiving(index)),
-            QpState::ReadyToReceive => Transition::ReadyToSend(self.sending()),
+            QpState::Init => Transition::ReadyToReceive(self.ready_to_receive(index)),
+            QpState::ReadyToReceive => Transition::ReadyToSend(self.ready_to_send()),
             QpState::ReadyToSend => Transition::Drain,
             QpState::SendQueueDrained | QpState::SendQueueError => Transition::Resume,
             QpState::Error => Transition::Reset,
@@ -191,7 +190,7 @@ impl Attack<'_> {
         Init::new(access)
     }
 
-    fn receiving(&mut self, index: usize) -> ReadyToReceive {
+    fn ready_to_receive(&mut self, index: usize) -> ReadyToReceive {
         ReadyToReceive {
             remote_qpn: self.targets[index].peer,
             path: Path::new(LOCAL, PEER, PORT).expect("two IPv4 addresses"),
@@ -202,7 +201,7 @@ impl Attack<'_> {
         }
     }
 
-    fn sending(&mut self) -> ReadyToSend {
+    fn ready_to_send(&mut self) -> ReadyToSend {
         ReadyToSend {
             psn: self.any_psn(),
             timeout: Timeout::new(self.decisions.pick(&[0, 1, 8])).expect("below 32"),
@@ -316,8 +315,8 @@ impl Attack<'_> {
 
     pub(super) fn advance_time(&mut self) {
         let next = self.device.poll_timeout().filter(|_| !self.decisions.one_in(4));
-        let some = Duration::from_nanos(self.decisions.bits(20));
-        self.now = next.map_or(self.now + some, |next| next.max(self.now));
+        let pause = Duration::from_nanos(self.decisions.bits(20));
+        self.now = next.map_or(self.now + pause, |next| next.max(self.now));
         self.device.handle_timeout(self.now);
     }
 }

@@ -78,10 +78,11 @@ impl MessageRun {
         };
         let result = if completion.wr_id & RECEIVE != 0 {
             let number = (completion.wr_id & !RECEIVE) as usize;
-            self.receive(node, endpoint, number, outcome).map_err(|what| format!("receive {number}: {what}"))
+            self.check_recv(node, endpoint, number, outcome)
+                .map_err(|what| format!("receive {number}: {what}"))
         } else {
             let number = completion.wr_id as usize;
-            self.sent(endpoint, number, outcome).map_err(|what| {
+            self.check_sent(endpoint, number, outcome).map_err(|what| {
                 let operation = self.messages.get(number).map(|message| message.operation);
                 format!("message {number} {operation:?}: {what}")
             })
@@ -96,7 +97,12 @@ impl MessageRun {
 
     /// Checks the completion of a message's request: each completes once, in order, and on reliable connections not
     /// before the message arrived.
-    fn sent(&mut self, index: usize, number: usize, outcome: Result<Success, Status>) -> Result<(), String> {
+    fn check_sent(
+        &mut self,
+        index: usize,
+        number: usize,
+        outcome: Result<Success, Status>,
+    ) -> Result<(), String> {
         let message = self.messages.get_mut(number).ok_or("was never posted")?;
         if message.from != index || message.outcome.is_some() {
             return Err("completed twice, or on the wrong endpoint".to_owned());
@@ -122,7 +128,7 @@ impl MessageRun {
                 if reliable {
                     self.check_target(message, true)?;
                 }
-                self.window_changed(index, number, current);
+                self.record_window_change(index, number, current);
                 Ok(())
             }
             Err(status) if !reliable => Err(format!("failed: {status}")),
@@ -144,7 +150,7 @@ impl MessageRun {
     }
 
     /// Records that an endpoint's window was bound or invalidated.
-    fn window_changed(&mut self, index: usize, number: usize, current: bool) {
+    fn record_window_change(&mut self, index: usize, number: usize, current: bool) {
         let (operation, node) = (self.messages[number].operation, self.endpoints[index].node);
         let Some(window) = &mut self.endpoints[index].window else { return };
         match operation {
@@ -161,7 +167,7 @@ impl MessageRun {
 
     /// Checks the completion of a receive: each completes once, in order, and with a message that was sent to this
     /// endpoint.
-    fn receive(
+    fn check_recv(
         &mut self,
         node: usize,
         index: usize,
@@ -202,17 +208,23 @@ impl MessageRun {
             }
         }
         match outcome {
-            Ok(success) => self.read(node, index, number, &success),
+            Ok(success) => self.check_message(node, index, number, &success),
             Err(Status::Flushed) if self.endpoints[index].failed => Ok(()),
             Err(status) => Err(format!("failed: {status}")),
         }
     }
 
     /// Checks that a received message is complete, unaltered and for this endpoint.
-    fn read(&mut self, node: usize, index: usize, number: usize, success: &Success) -> Result<(), String> {
+    fn check_message(
+        &mut self,
+        node: usize,
+        index: usize,
+        number: usize,
+        success: &Success,
+    ) -> Result<(), String> {
         let bytes = self.world.nodes[node].memory.bytes(self.slots[number].storage);
-        let datagram = self.endpoints[index].transport == Transport::Ud;
-        let start = if datagram { GRH_LEN } else { 0 };
+        let is_datagram = self.endpoints[index].transport == Transport::Ud;
+        let start = if is_datagram { GRH_LEN } else { 0 };
         let (message, immediate) = match success.operation {
             CompletedOperation::RecvWrite { immediate } => (immediate as usize, Some(immediate)),
             CompletedOperation::Recv { immediate, .. } => {
@@ -223,7 +235,7 @@ impl MessageRun {
         };
         let found = self.messages.get(message).ok_or("contains an unknown message")?;
         let Message { from, to, epoch, forbidden, source_qpn, operation, .. } = *found;
-        let is_addressee = to == Receiver::Endpoint(index) || (to == Receiver::Group && datagram);
+        let is_addressee = to == Receiver::Endpoint(index) || (to == Receiver::Group && is_datagram);
         if forbidden || !is_addressee {
             return Err(format!("contains message {message} for another endpoint"));
         }
@@ -238,9 +250,9 @@ impl MessageRun {
             SendOperation::WriteWithImm(_, immediate) => CompletedOperation::RecvWrite { immediate },
             SendOperation::SendInvalidate(key) => received(None, Some(key), None),
             SendOperation::SendWithImm(immediate) => {
-                received(Some(immediate), None, datagram.then_some(source_qpn))
+                received(Some(immediate), None, is_datagram.then_some(source_qpn))
             }
-            _ => received(None, None, datagram.then_some(source_qpn)),
+            _ => received(None, None, is_datagram.then_some(source_qpn)),
         };
         if success.operation != expected {
             return Err(format!("received {:?}, expected {expected:?} ({immediate:?})", success.operation));
@@ -250,7 +262,7 @@ impl MessageRun {
         } else if bytes[start..start + found.bytes.len()] != found.bytes[..] {
             return Err(format!("message {message} was altered"));
         }
-        if datagram {
+        if is_datagram {
             self.check_route(node, from, to, bytes)?;
         }
         let copies = self.world.fabric.counts.duplicated;
@@ -258,7 +270,7 @@ impl MessageRun {
         found.delivered += 1;
         let members =
             self.endpoints.iter().filter(|endpoint| endpoint.transport == Transport::Ud).count() as u64;
-        let max = match (datagram, to) {
+        let max = match (is_datagram, to) {
             (false, _) => 1,
             (true, Receiver::Group) => members * (1 + copies),
             (true, _) => 1 + copies,
@@ -266,14 +278,14 @@ impl MessageRun {
         if found.delivered > max {
             return Err(format!("message {message} arrived twice"));
         }
-        if datagram {
+        if is_datagram {
             self.world.nodes[node].actor.datagrams += 1;
             return Ok(());
         }
         if epoch != self.endpoints[from].epoch {
             return Err(format!("message {message} is from an earlier connection"));
         }
-        self.arrive(index, from, message)?;
+        self.check_order(index, from, message)?;
         if let SendOperation::SendInvalidate(_) = operation {
             self.close_window(index);
         }
@@ -281,7 +293,7 @@ impl MessageRun {
     }
 
     /// Checks that messages arrive in order on a connection, and without loss on a reliable one.
-    fn arrive(&mut self, index: usize, from: usize, message: usize) -> Result<(), String> {
+    fn check_order(&mut self, index: usize, from: usize, message: usize) -> Result<(), String> {
         let Endpoint { outbox, arrived, delivered, transport, .. } = &mut self.endpoints[from];
         let place = outbox[*arrived..].iter().position(|other| *other == message);
         let place = place.ok_or_else(|| format!("message {message} arrived out of order at {index}"))?;
@@ -408,12 +420,12 @@ impl MessageRun {
     /// are counted.
     fn check_losses(&mut self) -> Result<(), String> {
         for (index, node) in self.world.nodes.iter().enumerate() {
-            let (stats, watch) = (node.device.statistics(), node.device.sink());
-            let accounted = node.actor.datagrams + watch.datagrams_dropped + watch.wrong_keys;
-            if watch.datagrams_in != accounted || stats.qkey_violations != watch.wrong_keys {
+            let (stats, sink) = (node.device.statistics(), node.device.sink());
+            let accounted = node.actor.datagrams + sink.datagrams_dropped + sink.wrong_keys;
+            if sink.datagrams_in != accounted || stats.qkey_violations != sink.wrong_keys {
                 return Err(format!(
                     "dev {index}: {} datagrams arrived, but {} + {} + {} are counted",
-                    watch.datagrams_in, node.actor.datagrams, watch.datagrams_dropped, watch.wrong_keys
+                    sink.datagrams_in, node.actor.datagrams, sink.datagrams_dropped, sink.wrong_keys
                 ));
             }
             let (mut lost, mut behind) = (0, 0);

@@ -113,8 +113,8 @@ impl MessagePlan {
     ) -> MessagePlan {
         let devices = random.between(2, 3) as usize;
         let mut endpoints = Vec::new();
-        let connected = random.between(2, 4);
-        for _ in 0..connected {
+        let connection_count = random.between(2, 4);
+        for _ in 0..connection_count {
             let transport = random.pick(&[Transport::Uc, Transport::Uc, Transport::Rc]);
             let mtu = random.pick(&[PathMtu::Mtu256, PathMtu::Mtu256, PathMtu::Mtu512, PathMtu::Mtu1024]);
             let first = endpoints.len();

@@ -377,18 +377,18 @@ fn explore(first: State, max_executed: usize, max_states: usize) -> NetExplorati
                     continue;
                 }
                 result.transition_count += 1;
-                let new = origins.len() as u32;
+                let new_id = origins.len() as u32;
                 match ids.entry(fingerprint(&successor)) {
                     Entry::Occupied(entry) => edges.push((id, *entry.get())),
                     Entry::Vacant(entry) => {
-                        entry.insert(new);
+                        entry.insert(new_id);
                         origins.push((id, Some(*step)));
-                        edges.push((id, new));
+                        edges.push((id, new_id));
                         if let Some(what) = &successor.pair.violation {
-                            result.violation = Some(describe(&origins, new, what));
+                            result.violation = Some(describe(&origins, new_id, what));
                             return result;
                         }
-                        next.push((new, successor));
+                        next.push((new_id, successor));
                     }
                 }
             }
