@@ -252,7 +252,7 @@ fn check(trace: &Trace) {
 }
 
 #[test]
-fn no_sequence_of_events_panics() {
+fn no_sequence_of_events_causes_a_panic() {
     for seed in 0..300 {
         let mut events = Events::new(seed);
         let count = events.random.below(300) as usize;

@@ -65,21 +65,21 @@ fn similarity(one: &Connection, other: &Connection, is_same: bool) -> Option<u32
     if !are_opposite || one.transport != other.transport {
         return None;
     }
-    let has_psn = |sender: &Connection, receiver: &Connection| {
+    let psns_match = |sender: &Connection, receiver: &Connection| {
         sender.send_psn.is_some_and(|psn| psn == receiver.recv_psn)
     };
-    let has_addr = |one: &Connection, other: &Connection| one.local.ip() == other.remote.ip();
-    let similarity = 4 * u32::from(has_psn(one, other))
-        + 4 * u32::from(has_psn(other, one))
-        + u32::from(has_addr(one, other))
-        + u32::from(has_addr(other, one));
+    let addrs_match = |one: &Connection, other: &Connection| one.local.ip() == other.remote.ip();
+    let similarity = 4 * u32::from(psns_match(one, other))
+        + 4 * u32::from(psns_match(other, one))
+        + u32::from(addrs_match(one, other))
+        + u32::from(addrs_match(other, one));
     // A queue pair is its own peer only if its addresses are equal.
-    (!is_same || has_addr(one, other)).then_some(similarity)
+    (!is_same || addrs_match(one, other)).then_some(similarity)
 }
 
 /// Matches the packets that were sent with those that were received.
 fn match_packets(build: &mut Build, peers: &[Option<usize>]) {
-    let mut flows: HashMap<Datagrams, u32> = HashMap::new();
+    let mut flows: HashMap<DatagramFlow, u32> = HashMap::new();
     let mut keyed: Vec<((u64, u64), PacketId)> = Vec::with_capacity(build.trace.packets.len());
     for (index, (packet, &qp)) in build.trace.packets.iter().zip(&build.packet_qps).enumerate() {
         let flow = match packet.header.operation {
@@ -156,7 +156,7 @@ fn delay(trace: &Trace, sent: PacketId, received: PacketId) -> Option<i64> {
 }
 
 /// The queue pairs and addresses of datagrams. Their source ports differ between the ends if a link chose another one.
-type Datagrams = (Qpn, Qpn, IpAddr, IpAddr);
+type DatagramFlow = (Qpn, Qpn, IpAddr, IpAddr);
 
 /// Returns a hash of a packet's headers and its length: several ACKs can have one sequence number.
 fn header_hash(packet: &Packet) -> u64 {

@@ -329,7 +329,7 @@ fn append_work_request(json: &mut JsonText, posted: Option<&WorkRequest>) {
     if let Some(operation) = &posted.operation {
         let (name, value) = names::wr_opcode(operation);
         fields.push(("opcode", format!("{value} ({name})")));
-        fields.extend(headers::posted(operation));
+        fields.extend(headers::posted_fields(operation));
     }
     if let Some(RecvQueueId::Srq(srq)) = posted.recv_queue {
         fields.push(("shared receive queue", srq.number().to_string()));

@@ -64,7 +64,7 @@ pub(super) fn extended(operation: &Operation) -> Vec<ExtendedHeader> {
 }
 
 /// Returns the parameters of a posted send operation.
-pub(super) fn posted(operation: &SendOperation) -> Vec<Field> {
+pub(super) fn posted_fields(operation: &SendOperation) -> Vec<Field> {
     match operation {
         SendOperation::Send => Vec::new(),
         SendOperation::SendWithImm(data) => vec![("immediate data", hex(*data))],

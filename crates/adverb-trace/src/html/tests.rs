@@ -1,4 +1,4 @@
-//! Tests of the page with a trace that has every kind of request, packet and event.
+//! Tests of the page with a trace that has many kinds of requests, packets and events.
 
 use serde_json::Value;
 
