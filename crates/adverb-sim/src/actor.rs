@@ -173,11 +173,11 @@ impl ScenarioRun {
             Action::SendInvalidate => plain(SendOperation::SendInvalidate(key)),
             Action::Write => {
                 let offset = random.below(u64::from(direction.target.length - length) + 1) as u32;
-                (SendOperation::Write(direction.target.place(offset)), Some(offset), None)
+                (SendOperation::Write(direction.target.remote_address(offset)), Some(offset), None)
             }
             Action::WriteWithImm => {
                 let offset = random.below(u64::from(direction.target.length - length) + 1) as u32;
-                let remote = direction.target.place(offset);
+                let remote = direction.target.remote_address(offset);
                 (SendOperation::WriteWithImm(remote, random.u32()), Some(offset), None)
             }
             Action::ZeroLengthWrite => {
@@ -187,14 +187,14 @@ impl ScenarioRun {
             Action::WriteToRevocableMemory => {
                 length = length.min(direction.revocable.length);
                 let offset = random.below(u64::from(direction.revocable.length - length) + 1) as u32;
-                plain(SendOperation::Write(direction.revocable.place(offset)))
+                plain(SendOperation::Write(direction.revocable.remote_address(offset)))
             }
             Action::Read | Action::ReadAndRelease => {
                 let offset = random.below(u64::from(direction.target.length - length) + 1) as u32;
                 let range = offset as usize..(offset + length) as usize;
                 response = Some(Some(direction.image[range].to_vec()));
                 direction.reads.push((offset, length));
-                let mut remote = direction.target.place(offset);
+                let mut remote = direction.target.remote_address(offset);
                 if step.action == Action::ReadAndRelease {
                     remote.rkey = key;
                 }
@@ -210,7 +210,7 @@ impl ScenarioRun {
                 let offset = random.below(u64::from(direction.target.length / 8)) as u32 * 8;
                 let old = direction.word(offset);
                 response = Some(Some(old.to_ne_bytes().to_vec()));
-                let remote = direction.target.place(offset);
+                let remote = direction.target.remote_address(offset);
                 let operation = match step.action {
                     Action::FetchAdd => SendOperation::FetchAdd { remote, add: random.u64() },
                     _ => {
@@ -225,7 +225,7 @@ impl ScenarioRun {
                 let word = random.below(u64::from(shared.length / 8)) as usize;
                 shared_word = Some(word);
                 response = Some(None);
-                let remote = shared.place(word as u32 * 8);
+                let remote = shared.remote_address(word as u32 * 8);
                 let seen = &self.world.nodes[there].memory.bytes(shared.storage)[word * 8..word * 8 + 8];
                 let operation = match step.action {
                     Action::SharedFetchAdd => SendOperation::FetchAdd { remote, add: random.u64() },
@@ -241,13 +241,13 @@ impl ScenarioRun {
             Action::AtomicWrite => {
                 length = 0;
                 let offset = random.below(u64::from(direction.target.length / 8)) as u32 * 8;
-                let remote = direction.target.place(offset);
+                let remote = direction.target.remote_address(offset);
                 (SendOperation::AtomicWrite { remote, bytes: random.u64().to_le_bytes() }, Some(offset), None)
             }
             Action::Flush => {
                 length = 0;
                 plain(SendOperation::Flush(FlushRange {
-                    remote: direction.target.place(0),
+                    remote: direction.target.remote_address(0),
                     length: random.below(u64::from(direction.target.length)) as u32,
                     whole_region: random.chance_per_million(300_000),
                     global: true,
@@ -359,8 +359,8 @@ impl ScenarioRun {
             .nth(number)
             .is_some_and(|step| step.action == Action::Invalid(InvalidRequest::SendTooLong));
         let length = size + if too_long { 0 } else { random.below(64) as u32 };
-        let start = direction.slots_used;
-        direction.slots_used += length;
+        let start = direction.receives_len;
+        direction.receives_len += length;
         let places = split(&mut random, start, length);
         let segments: Vec<Segment> =
             places.iter().map(|(at, length)| direction.receives.segment(*at, *length)).collect();
@@ -430,12 +430,12 @@ impl Direction {
                 (SendOperation::Write(remote), Status::RemoteAccess)
             }
             InvalidRequest::WriteBeyondEnd => {
-                let remote = target.place(target.length - *length + 1);
+                let remote = target.remote_address(target.length - *length + 1);
                 (SendOperation::Write(remote), Status::RemoteAccess)
             }
             InvalidRequest::ReadBeyondEnd => {
                 *length = (*length).min(8);
-                let remote = target.place(target.length - *length + 1);
+                let remote = target.remote_address(target.length - *length + 1);
                 (SendOperation::Read(remote), Status::RemoteAccess)
             }
             InvalidRequest::WriteBeforeStart => {
@@ -444,24 +444,24 @@ impl Direction {
             }
             InvalidRequest::WriteToReadOnlyMemory => {
                 *length = (*length).min(mtu);
-                (SendOperation::Write(self.read_only.place(0)), Status::RemoteAccess)
+                (SendOperation::Write(self.read_only.remote_address(0)), Status::RemoteAccess)
             }
             InvalidRequest::ReadOfWriteOnlyMemory => {
                 *length = (*length).min(8);
-                (SendOperation::Read(self.write_only.place(0)), Status::RemoteAccess)
+                (SendOperation::Read(self.write_only.remote_address(0)), Status::RemoteAccess)
             }
             InvalidRequest::AtomicOnWriteOnlyMemory => {
                 *length = 8;
-                let remote = self.write_only.place(0);
+                let remote = self.write_only.remote_address(0);
                 (SendOperation::FetchAdd { remote, add: random.u64() }, Status::RemoteAccess)
             }
             InvalidRequest::OtherDomain => {
                 *length = (*length).min(mtu);
-                (SendOperation::Write(self.other_domain.place(0)), Status::RemoteAccess)
+                (SendOperation::Write(self.other_domain.remote_address(0)), Status::RemoteAccess)
             }
             InvalidRequest::MisalignedAtomic => {
                 *length = 8;
-                let remote = target.place(4);
+                let remote = target.remote_address(4);
                 (SendOperation::FetchAdd { remote, add: random.u64() }, Status::RemoteInvalidRequest)
             }
             InvalidRequest::SendTooLong => (SendOperation::Send, Status::RemoteInvalidRequest),
@@ -472,7 +472,7 @@ impl Direction {
                 (SendOperation::Write(remote), Status::RemoteAccess)
             }
             InvalidRequest::UnknownLocalKey => {
-                let remote = target.place(0);
+                let remote = target.remote_address(0);
                 (SendOperation::Write(remote), Status::LocalProtection)
             }
             InvalidRequest::ForbiddenInvalidate => {

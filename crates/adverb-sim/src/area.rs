@@ -23,7 +23,7 @@ pub(crate) struct Area {
 }
 
 impl<A, S: EventSink> Node<A, S> {
-    /// Creates an area of the node with this index.
+    /// Creates an area of this node, whose index is `index`.
     pub(crate) fn create_area(
         &mut self,
         index: usize,
@@ -65,7 +65,7 @@ impl Area {
         Segment { addr: self.addr + u64::from(offset), length, lkey: self.key }
     }
 
-    pub(crate) fn place(&self, offset: u32) -> RemoteAddress {
+    pub(crate) fn remote_address(&self, offset: u32) -> RemoteAddress {
         RemoteAddress { addr: self.addr + u64::from(offset), rkey: self.key }
     }
 }

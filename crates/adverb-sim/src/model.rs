@@ -43,11 +43,13 @@ pub(crate) struct Direction {
     pub(crate) failed: Option<usize>,
     /// The first request that must fail.
     pub(crate) must_fail_from: Option<usize>,
+    /// The length of the response area's used part.
     pub(crate) response_len: u32,
     /// The receives of the other side, in order.
     pub(crate) slots: Vec<Slot>,
     pub(crate) slots_done: usize,
-    pub(crate) slots_used: u32,
+    /// The length of the receive area's used part.
+    pub(crate) receives_len: u32,
     /// The number of requests that consume receives.
     pub(crate) consumed: usize,
     /// The first PSN after each message, relative to the first PSN.
@@ -78,7 +80,7 @@ pub(crate) struct Posted {
     pub(crate) must_fail: Option<Status>,
     /// The receive that the request consumes.
     pub(crate) consumes: Option<usize>,
-    /// The payload.
+    /// The bytes that the request sends; empty if it has a response with data.
     pub(crate) payload: Vec<u8>,
     /// The ranges of the response in the response area, and the expected content, if known.
     pub(crate) response: Vec<(u32, u32)>,
@@ -177,12 +179,12 @@ impl Direction {
     /// Checks every byte of every area at the end of the run.
     pub(crate) fn check_memory(&self, nodes: &[ScenarioNode], alive: bool) -> Result<(), String> {
         let bytes = |area: &Area| nodes[area.device].memory.bytes(area.storage);
-        let same = |name: &str, area: &Area| same(name, bytes(area), &area.initial);
-        same("source", &self.source)?;
-        same("read-only area", &self.read_only)?;
-        same("write-only area", &self.write_only)?;
-        same("other domain's area", &self.other_domain)?;
-        same("invalidated area", &self.invalidated)?;
+        let check_unchanged = |name: &str, area: &Area| check_unchanged(name, bytes(area), &area.initial);
+        check_unchanged("source", &self.source)?;
+        check_unchanged("read-only area", &self.read_only)?;
+        check_unchanged("write-only area", &self.write_only)?;
+        check_unchanged("other domain's area", &self.other_domain)?;
+        check_unchanged("invalidated area", &self.invalidated)?;
         if let Some(revoked) = &self.revoked
             && bytes(&self.revocable) != revoked.as_slice()
         {
@@ -205,7 +207,7 @@ impl Direction {
                 }
             }
         }
-        same_where("response area", bytes(&self.response), &expected, &known)?;
+        check_where_known("response area", bytes(&self.response), &expected, &known)?;
 
         let mut expected = self.receives.initial.clone();
         let mut known = vec![true; expected.len()];
@@ -234,18 +236,18 @@ impl Direction {
                 }
             }
         }
-        same_where("receive area", bytes(&self.receives), &expected, &known)?;
+        check_where_known("receive area", bytes(&self.receives), &expected, &known)?;
         self.check_target(bytes(&self.target), alive)
     }
 
     /// Checks that the target contains the data of all successful requests. Later requests may or may not have been
     /// executed.
     fn check_target(&self, found: &[u8], alive: bool) -> Result<(), String> {
-        let sure = if alive { self.posted.len() } else { self.failed.unwrap_or(self.done) };
+        let sure_count = if alive { self.posted.len() } else { self.failed.unwrap_or(self.done) };
         let mut expected = self.target.initial.clone();
         let mut maybe: Vec<&Change> = Vec::new();
         for change in &self.changes {
-            if change.request < sure {
+            if change.request < sure_count {
                 let start = change.offset as usize;
                 expected[start..start + change.bytes.len()].copy_from_slice(&change.bytes);
             } else if self.must_fail_from.is_none_or(|must_fail_from| change.request < must_fail_from) {
@@ -275,14 +277,14 @@ pub(crate) fn concat_ranges(bytes: &[u8], places: &[(u32, u32)]) -> Vec<u8> {
     places.iter().map(piece).collect::<Vec<_>>().concat()
 }
 
-fn same(name: &str, found: &[u8], expected: &[u8]) -> Result<(), String> {
+fn check_unchanged(name: &str, found: &[u8], expected: &[u8]) -> Result<(), String> {
     match found.iter().zip(expected).position(|(a, b)| a != b) {
         Some(index) => Err(format!("byte {index} of the {name} has changed")),
         None => Ok(()),
     }
 }
 
-fn same_where(name: &str, found: &[u8], expected: &[u8], known: &[bool]) -> Result<(), String> {
+fn check_where_known(name: &str, found: &[u8], expected: &[u8], known: &[bool]) -> Result<(), String> {
     let differs = |index: &usize| known[*index] && found[*index] != expected[*index];
     match (0..found.len()).find(differs) {
         Some(index) => Err(format!(

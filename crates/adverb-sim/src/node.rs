@@ -94,7 +94,7 @@ pub(crate) struct Outgoing {
 #[derive(Debug)]
 pub(crate) struct UnregisteredPayload;
 
-/// The violation that is reported for an [`UnregisteredPayload`].
+/// The violation that a run reports for an [`UnregisteredPayload`].
 pub(crate) const UNREGISTERED_PAYLOAD: &str = "the payload of a packet is not in registered memory";
 
 fn poll_packet<S: EventSink>(
@@ -114,7 +114,7 @@ fn poll_packet<S: EventSink>(
 }
 
 impl Outgoing {
-    /// Returns the ICRC: the last four bytes.
+    /// Returns the ICRC, the last four bytes.
     pub(crate) fn icrc(&self) -> u32 {
         self.bytes.last_chunk::<4>().map_or(0, |icrc| u32::from_le_bytes(*icrc))
     }

@@ -167,7 +167,7 @@ impl ScenarioRun {
             response_len: 0,
             slots: Vec::new(),
             slots_done: 0,
-            slots_used: 0,
+            receives_len: 0,
             consumed: 0,
             message_ends: Vec::new(),
             starved: false,

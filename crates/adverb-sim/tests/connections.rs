@@ -13,7 +13,7 @@ fn many_seeds_cause_no_violation() {
         faults.add(&outcome.fault_counts);
     }
     assert!(requests >= 400 * 8, "{requests} requests");
-    assert!(established * 4 >= requests, "{established} of {requests} requests established a connection");
+    assert!(established * 4 >= requests, "{established} connections for {requests} requests");
     for count in [
         faults.lost,
         faults.duplicated,

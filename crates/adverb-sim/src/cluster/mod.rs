@@ -8,8 +8,8 @@
 //! - no request accesses memory of an earlier epoch;
 //! - each ticket ends exactly once, the NIC accesses its buffers only before that, and its data is correct if it
 //!   succeeded;
-//! - requests are posted in the order of the application's calls, at the doorbell batch, a flush or a poll, and
-//!   signaled selectively;
+//! - requests are posted in the order of the application's calls, when a doorbell batch is complete, at a flush or at
+//!   a poll, and signaled selectively;
 //! - no send queue overflows;
 //! - a session ends only because of an injected fault;
 //! - after the faults end, all members are connected, and all messages and transfers complete.

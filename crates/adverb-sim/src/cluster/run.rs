@@ -249,17 +249,17 @@ impl ClusterRun {
         (member as usize, peer as usize)
     }
 
-    fn pair(&self, a: usize, b: usize) -> usize {
+    fn link_index(&self, a: usize, b: usize) -> usize {
         a.min(b) * self.members.len() + a.max(b)
     }
 
     pub(super) fn link(&self, a: usize, b: usize) -> Option<&Link> {
-        self.links[self.pair(a, b)].as_ref()
+        self.links[self.link_index(a, b)].as_ref()
     }
 
     pub(super) fn link_mut(&mut self, a: usize, b: usize) -> Option<&mut Link> {
-        let pair = self.pair(a, b);
-        self.links[pair].as_mut()
+        let index = self.link_index(a, b);
+        self.links[index].as_mut()
     }
 
     pub(super) fn is_faulted(&self, a: usize, b: usize) -> bool {
@@ -276,7 +276,7 @@ impl ClusterRun {
         }
     }
 
-    /// Injects a fault.
+    /// Injects a fault, or makes a member leave its session with the peer, which is no fault.
     fn inject(&mut self, member: usize, peer: usize) {
         let now = self.now;
         match self.random.below(4) {
@@ -338,7 +338,8 @@ impl ClusterRun {
         self.post(member);
     }
 
-    /// Restarts members, destroys queue pairs, and connects members, each with a probability.
+    /// Destroys queue pairs, completes handshakes and connects members, each with the probability `per_million`. Members
+    /// restart with half of that probability.
     pub(super) fn maintain(&mut self, per_million: u32) {
         for member in 0..self.members.len() {
             if !self.members[member].is_alive && self.random.chance_per_million(per_million / 2) {
@@ -392,7 +393,7 @@ impl ClusterRun {
             if let Err(error) = self.members[member].broker.handle_closed(PeerId(peer as u16)) {
                 self.report_violation(&format!("an ended session could not be closed: {error}"));
             }
-            self.events(member);
+            self.handle_events(member);
         }
     }
 
@@ -403,8 +404,8 @@ impl ClusterRun {
         self.next_session += 1;
         let depths = (self.config.send_queue_depth, self.config.recv_queue_depth());
         let connection = RcConnection::new(usize::from(depths.0), usize::from(depths.1));
-        let pair = self.pair(a, b);
-        self.links[pair] = Some(Link { id, connection, is_faulted: false });
+        let index = self.link_index(a, b);
+        self.links[index] = Some(Link { id, connection, is_faulted: false });
         let mut credits = [0; 2];
         for (index, (member, peer)) in [(first, second), (second, first)].into_iter().enumerate() {
             match self.members[member].broker.prepare(PeerId(peer as u16)) {
@@ -478,9 +479,9 @@ impl ClusterRun {
 
     /// Executes and completes requests of `member` to `peer`.
     pub(super) fn transfer(&mut self, member: usize, peer: usize, execute: u64, complete: u64) {
-        let pair = self.pair(member, peer);
+        let index = self.link_index(member, peer);
         let end = end_of(member, peer);
-        let Some(link) = &mut self.links[pair] else { return };
+        let Some(link) = &mut self.links[index] else { return };
         for _ in 0..execute {
             let [local, remote] = self.members.get_disjoint_mut([member, peer]).expect("two members");
             match link.connection.execute(end, &mut local.memory, &mut remote.memory) {
@@ -508,7 +509,8 @@ impl ClusterRun {
         }
     }
 
-    /// Advances the time to the next timeout of a member, and handles the timeouts that have expired.
+    /// Advances the time to the next timeout of a member, and handles the brokers' timeouts that have expired. Timeouts
+    /// of calls are handled by a poll.
     pub(super) fn advance(&mut self) {
         let next = self.members.iter().filter(|member| member.is_alive);
         let next = next.flat_map(|member| [member.broker.poll_timeout(), member.rpc.poll_timeout()]);
@@ -551,10 +553,10 @@ impl ClusterRun {
                 if let Some(completion) = completion {
                     self.members[member].broker.handle_completion(&completion);
                     // The events are handled at once, because a message belongs to the phase in which it arrived.
-                    self.events(member);
+                    self.handle_events(member);
                 }
             }
-            self.events(member);
+            self.handle_events(member);
         }
         self.expire_calls(member);
         if self.is_finishing {
@@ -571,7 +573,7 @@ impl ClusterRun {
         self.post_some(member);
     }
 
-    pub(super) fn events(&mut self, member: usize) {
+    pub(super) fn handle_events(&mut self, member: usize) {
         while let Some(event) = self.members[member].broker.poll_event() {
             self.handle_event(member, event);
             if self.log.violation.is_some() {

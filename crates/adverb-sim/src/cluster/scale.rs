@@ -78,7 +78,7 @@ pub fn run_cluster_scale(member_count: usize, rounds: u32) -> Result<ClusterScal
     let clock = CpuClock::new();
     for round in 0..rounds {
         for member in 0..member_count {
-            // Each member begins with another peer, as clients of a real cluster do.
+            // Each member begins with a different peer, as clients of a real cluster do.
             for offset in 1..member_count {
                 fabric.send(member, (member + offset) % member_count, round)?;
             }

@@ -18,7 +18,7 @@ pub const CM_ATTACK_TCP_SERVICE_ID: ServiceId = ServiceId::tcp_port(7471);
 /// The service ID of the SIDR requests (service ID resolution) that a [`CmMessageGenerator`] generates.
 pub const CM_ATTACK_UDP_SERVICE_ID: ServiceId = ServiceId::udp_port(7471);
 
-/// The number of the manager's messages that attackers record.
+/// The maximum number of recorded messages of the manager.
 const MAX_RECEIVED: usize = 64;
 
 /// A generator of hostile connection manager messages. The decisions and the recorded messages of the manager determine
@@ -156,7 +156,8 @@ fn gid(address: IpAddr) -> std::net::Ipv6Addr {
     }
 }
 
-/// Returns the communication IDs in a message of the manager: its own and its peer's.
+/// Returns the IDs in a message of the manager: the manager's and its peer's. The latter is 0 if the message has only
+/// one.
 fn ids(message: &Message) -> (u32, u32) {
     match message {
         Message::Req(req) => (req.local_comm_id, 0),
@@ -171,7 +172,7 @@ fn ids(message: &Message) -> (u32, u32) {
     }
 }
 
-/// Creates a REQ and a REP with two managers.
+/// Creates a valid REQ and a valid REP with two managers.
 fn models() -> (Req, Rep) {
     let (mut active, mut passive) = (Manager::new(Config::new(1)), Manager::new(Config::new(2)));
     let addrs = AddrPair { local: [10, 0, 0, 2].into(), remote: IpAddr::from([10, 0, 0, 1]) };

@@ -31,7 +31,7 @@ impl DecisionSource<'_> {
         }
     }
 
-    /// Returns a number of `count` bits, 1 to 64. The bytes of a fuzzer supply at most 63 bits.
+    /// Returns a number of `count` bits, 1 to 64. A number from a fuzzer's bytes has at most 63 bits.
     pub fn bits(&mut self, count: u32) -> u64 {
         match self {
             DecisionSource::Random(random) => random.u64() >> (64 - count),

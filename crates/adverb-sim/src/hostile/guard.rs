@@ -15,7 +15,7 @@ pub(super) struct Guard {
     /// Whether memory accesses fail currently.
     pub(super) is_failing: bool,
     violation: RefCell<Option<String>>,
-    /// The number of permitted accesses.
+    /// The number of permitted writes, atomics and flushes.
     pub(super) access_count: u64,
 }
 
@@ -150,9 +150,7 @@ impl Guard {
                 let end = span.offset.checked_add(u64::from(span.length));
                 match self.rights {
                     None => "no packet permits access",
-                    Some(rights)
-                        if !kinds.iter().any(|access_kind| same_kind(*access_kind, rights.access_kind)) =>
-                    {
+                    Some(rights) if !kinds.iter().any(|kind| same_kind(*kind, rights.access_kind)) => {
                         "the packet does not permit this access"
                     }
                     Some(_) if !area.valid => "the memory region is deregistered or invalidated",

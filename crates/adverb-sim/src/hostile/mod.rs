@@ -78,15 +78,17 @@ struct Target {
     pd: Pd,
     access: Access,
     mtu: u32,
-    /// The destination queue pair number of the packets that the queue pair sends. Each queue pair has another one, so
-    /// that it identifies the sender of a packet.
+    /// The destination queue pair number of its packets. Each queue pair has its own, so that a packet identifies the
+    /// queue pair that sent it.
     peer: Qpn,
     max_wr: u32,
+    /// The number of READs and atomics that the queue pair can hold as a responder.
     slots: u32,
     /// The state of the attack on the queue pair.
     attacker_state: AttackerState,
-    /// The numbers of requests posted to both queues, and the last completed ones.
+    /// The number of requests that were posted to the send queue and to the receive queue.
     posted: [u64; 2],
+    /// The number of the last completed request of each queue.
     completed: [u64; 2],
     id: u64,
 }

@@ -166,7 +166,7 @@ impl MessageRun {
         }
     }
 
-    /// Closes an endpoint and its peer. They are reconnected after all their packets have left the fabric.
+    /// Closes an endpoint and its peer, and plans their new connection.
     pub(super) fn reconnect(&mut self, index: usize, recreate: bool) {
         let pair: Vec<usize> = [Some(index), self.plan.endpoints[index].peer].into_iter().flatten().collect();
         // Completions from before the close are processed first.
@@ -197,8 +197,8 @@ impl MessageRun {
             endpoint.completed = None;
             self.close_window(here);
         }
-        // A packet of the old connection could be accepted by the new one, as in time-wait (vol. 1, 12.9). So all
-        // packets, including delayed and stalled ones, must have left the fabric.
+        // If the queue pairs stay the same, the new connection could accept packets of the old one. So all packets,
+        // including delayed and stalled ones, must first leave the fabric, as in time-wait (vol. 1, 12.9).
         let wait = if recreate { self.plan.latency } else { self.long * 12 };
         let at = self.world.now + wait;
         self.world.plan(at, Task::Connect { endpoint: index });
@@ -513,7 +513,7 @@ impl MessageRun {
             return;
         }
         let (node, qpn, number) = (endpoint.node, endpoint.qpn, self.slots.len());
-        let segments = self.slot(node, Some(index));
+        let segments = self.create_slot(node, Some(index));
         let request = RecvRequest { wr_id: RECEIVE | number as u64, tag: 0, segments: &segments };
         if let Err(error) = self.world.nodes[node].device.post_recv(self.world.now, qpn, &request) {
             return self.report_violation(format!("endpoint {index} cannot post a receive: {error}"));
@@ -525,7 +525,7 @@ impl MessageRun {
     /// Posts a receive to a device's shared queue.
     pub(super) fn post_shared(&mut self, node: usize) {
         let number = self.slots.len();
-        let segments = self.slot(node, None);
+        let segments = self.create_slot(node, None);
         let srq = self.world.nodes[node].actor.srq;
         let request = RecvRequest { wr_id: RECEIVE | number as u64, tag: 0, segments: &segments };
         if let Err(error) = self.world.nodes[node].device.post_srq_recv(self.world.now, srq, &request) {
@@ -535,7 +535,7 @@ impl MessageRun {
     }
 
     /// Registers memory for a receive that fits any message.
-    fn slot(&mut self, node: usize, endpoint: Option<usize>) -> [Segment; 2] {
+    fn create_slot(&mut self, node: usize, endpoint: Option<usize>) -> [Segment; 2] {
         let size = GRH_LEN + (MAX_PACKETS * u64::from(PathMtu::Mtu1024.bytes())) as usize + 64;
         let (storage, lkey) = self.register(node, vec![0xee; size + GUARD], size, Access::LOCAL_WRITE);
         self.slots.push(Slot { node, endpoint, storage, done: false });

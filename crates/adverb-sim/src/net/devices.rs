@@ -35,7 +35,7 @@ pub(super) struct Devices {
     random: Random,
     lanes: Vec<Lane>,
     /// The lane of each queue pair.
-    ends: [HashMap<Qpn, usize>; 2],
+    qp_lanes: [HashMap<Qpn, usize>; 2],
     lost_until: Time,
 }
 
@@ -84,7 +84,7 @@ impl Devices {
             network,
             random,
             lanes: Vec::new(),
-            ends: [HashMap::new(), HashMap::new()],
+            qp_lanes: [HashMap::new(), HashMap::new()],
             lost_until: Time::ZERO,
         }
     }
@@ -119,7 +119,7 @@ impl Devices {
     fn apply_actions(&mut self, pair: &mut Pair) {
         for side in 0..2 {
             let is_running = pair.sides[side].process == Process::Running;
-            register_new(
+            update_registrations(
                 &mut self.network.nodes[side],
                 &pair.sides[side].memory,
                 is_running,
@@ -171,7 +171,7 @@ impl Devices {
             ] {
                 device.modify_qp(now, qpns[side], &transition).expect("transitions in order");
             }
-            self.ends[side].insert(qpns[side], lane);
+            self.qp_lanes[side].insert(qpns[side], lane);
         }
         let ends =
             qpns.map(|qpn| LaneEnd { qpn: Some(qpn), is_stopped: false, last_posted: None, receives: 0 });
@@ -186,7 +186,7 @@ impl Devices {
         let (node, peer) = if side == 0 { (first, &*second) } else { (second, &*first) };
         let Some(rc) = rc.filter(|rc| !rc.is_end_destroyed(side)) else {
             end.qpn = None;
-            self.ends[side].remove(&qpn);
+            self.qp_lanes[side].remove(&qpn);
             node.device.destroy_qp(qpn);
             return;
         };
@@ -232,7 +232,7 @@ impl Devices {
 
     /// Whether the lane of a side's queue pair is cut.
     fn is_cut(&self, pair: &Pair, side: usize, qpn: Qpn) -> bool {
-        let lane = self.ends[side].get(&qpn).and_then(|lane| pair.lanes[*lane].as_ref());
+        let lane = self.qp_lanes[side].get(&qpn).and_then(|lane| pair.lanes[*lane].as_ref());
         lane.is_some_and(RcConnection::is_cut)
     }
 
@@ -243,7 +243,7 @@ impl Devices {
             // Messages that arrived before a failure must be passed on first.
             let mut flushed = Vec::new();
             while let Some(completion) = self.network.nodes[side].device.poll_completion(recv_cq) {
-                let Some(lane) = self.ends[side].get(&completion.qpn).copied() else { continue };
+                let Some(lane) = self.qp_lanes[side].get(&completion.qpn).copied() else { continue };
                 let Some(rc) = pair.lanes[lane].as_mut() else { continue };
                 if completion.outcome.is_ok() {
                     self.lanes[lane].ends[side].receives -= 1;
@@ -253,7 +253,7 @@ impl Devices {
                 }
             }
             while let Some(completion) = self.network.nodes[side].device.poll_completion(send_cq) {
-                let Some(lane) = self.ends[side].get(&completion.qpn).copied() else { continue };
+                let Some(lane) = self.qp_lanes[side].get(&completion.qpn).copied() else { continue };
                 let Some(rc) = pair.lanes[lane].as_mut() else { continue };
                 match completion.outcome {
                     Ok(_) => rc.complete_through(side, completion),
@@ -332,7 +332,7 @@ fn create_node(host: u8, random: &mut Random) -> LaneNode {
 }
 
 /// Registers the new regions of the process, and deregisters the released ones.
-fn register_new(node: &mut LaneNode, memory: &ProcessMemory, is_running: bool, random: &mut Random) {
+fn update_registrations(node: &mut LaneNode, memory: &ProcessMemory, is_running: bool, random: &mut Random) {
     let Node { device, pd, actor, .. } = node;
     actor.keys.retain(|rkey, key| {
         let is_kept = is_running && memory.registered_len(*rkey).is_some();
@@ -363,7 +363,7 @@ impl Registrations {
     }
 }
 
-/// Posts a request that accesses the peer's memory.
+/// Posts a request, with the peer's key if it accesses the peer's memory.
 fn post_send(node: &mut LaneNode, now: Time, qpn: Qpn, request: &ModelRequest, peer: &LaneNode) {
     // A key that the peer has deregistered is invalid.
     let translate = |remote: RemoteAddress| {

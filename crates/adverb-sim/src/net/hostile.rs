@@ -16,8 +16,8 @@ const MAX_MESSAGE: u32 = 2000;
 const RECV_BUFFER_LIMIT: usize = 1500;
 /// The maximum size of the buffered messages: the limit, the ring's frames, and one message.
 const MAX_BUFFERED: usize = RECV_BUFFER_LIMIT + 5 * RING_LEN as usize + MAX_MESSAGE as usize + 64;
-/// The maximum number of bytes kept for a replay. A peer that reads the ring, and no rendezvous message, makes the
-/// connection keep all messages of one input.
+/// The maximum number of bytes kept for a replay. If the peer reads the ring but no rendezvous message, the connection
+/// keeps all messages that it sends.
 const MAX_KEPT: usize = 1 << 20;
 
 /// The input, as a sequence of choices.
@@ -184,7 +184,7 @@ impl Target {
         match choice % 20 {
             0..4 => self.receive_write(choices),
             4 | 5 => {
-                // The peer writes into the connection's ring, at any time.
+                // The peer writes the connection's ring at any time.
                 let (at, len) = (choices.below(64) as usize * 16, choices.below(80) as usize);
                 for byte in memory.ring.iter_mut().skip(at).take(len) {
                     *byte = choices.byte().unwrap_or(0);

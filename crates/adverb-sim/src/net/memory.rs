@@ -43,8 +43,9 @@ enum Registered {
         bytes: Vec<u8>,
         unread: Vec<u8>,
     },
+    /// A message or an exposed region.
     Message(Vec<u8>),
-    /// A message that was registered for an earlier lane.
+    /// A message or an exposed region that was registered for an earlier lane.
     StaleMessage(Vec<u8>),
 }
 
@@ -55,7 +56,7 @@ pub(super) struct ProcessMemory {
     next_rkey: u32,
     /// The buffers of requests in flight, by their addresses.
     in_flight: BTreeMap<u64, Vec<u8>>,
-    /// The first invalid access.
+    /// An invalid access since the last check.
     pub(super) violation: Option<&'static str>,
 }
 
@@ -85,7 +86,7 @@ impl ProcessMemory {
         self.in_flight.len()
     }
 
-    /// Lends a buffer to the NIC, and returns its address.
+    /// Lends a buffer to the NIC, and returns its segment.
     pub(super) fn lend(&mut self, buf: Vec<u8>) -> Segment {
         let addr = (1..).find(|addr| !self.in_flight.contains_key(addr)).unwrap_or(0);
         let length = buf.len() as u32;
@@ -110,7 +111,7 @@ impl ProcessMemory {
         self.insert(Registered::Ring { bytes: vec![UNUSED; len], unread: vec![0; len] }, len)
     }
 
-    /// Registers a message.
+    /// Registers a message or an exposed region.
     pub(super) fn register(&mut self, bytes: Vec<u8>) -> ModelRegion {
         let len = bytes.len();
         self.insert(Registered::Message(bytes), len)
@@ -125,7 +126,7 @@ impl ProcessMemory {
         }
     }
 
-    /// Registers the memory of a message again.
+    /// Registers the memory of a message, again if it was registered.
     pub(super) fn register_payload(&mut self, payload: Payload<Vec<u8>, ModelRegion>) -> ModelRegion {
         let bytes = self.reclaim(payload);
         self.register(bytes)
@@ -143,7 +144,7 @@ impl ProcessMemory {
         }
     }
 
-    /// Returns the bytes of a message.
+    /// Returns the bytes of a message, and deregisters its memory.
     pub(super) fn reclaim(&mut self, payload: Payload<Vec<u8>, ModelRegion>) -> Vec<u8> {
         match payload {
             Payload::Buf(bytes) => bytes,
@@ -266,7 +267,7 @@ impl adverb_proto::memory::Memory for ProcessMemory {
     }
 }
 
-/// Returns the lent address and the offset of an address in [`LOCAL_STORAGE`].
+/// Returns the address of the lent buffer at an offset of [`LOCAL_STORAGE`], and the offset in this buffer.
 fn split_local(offset: u64) -> (u64, usize) {
     (offset >> LOCAL_BITS, (offset & ((1 << LOCAL_BITS) - 1)) as usize)
 }

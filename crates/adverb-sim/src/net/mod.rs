@@ -104,7 +104,7 @@ enum Profile {
     SlowRetries,
 }
 
-/// The maximum memory of a side.
+/// The limits of a side's memory and requests.
 struct Bounds {
     buffered_bytes: usize,
     kept_bytes: usize,
@@ -250,14 +250,15 @@ impl Run {
                 if self.close_pace == ClosePace::Slow
                     && self.pair.sides[side].application.progress == Progress::Left =>
             {
-                self.rest_before_post(side) | self.act_once(action)
+                self.work_before_post(side) | self.act_once(action)
             }
             _ => self.act_once(action),
         }
     }
 
-    /// Does all work except the posting of a side. Returns whether there was any.
-    fn rest_before_post(&mut self, side: usize) -> bool {
+    /// Completes all requests of both sides, including the peer's new ones, but posts none of `side`. Returns whether
+    /// there was any work.
+    fn work_before_post(&mut self, side: usize) -> bool {
         let peer = 1 - side;
         let actions = [
             Action::Execute(side),
@@ -442,7 +443,7 @@ impl Run {
                 continue;
             }
             let is_over = self.pair.sides.iter().all(|side| side.is_over());
-            let is_idle = (0..2).all(|side| !self.pair.is_lane_silent(side));
+            let is_lane_silent = (0..2).any(|side| self.pair.is_lane_silent(side));
             let next = (0..2).filter_map(|side| self.pair.next_timeout(side)).min();
             let is_waiting = self.pair.sides.iter().any(|side| {
                 let phase = side.connection.as_ref().map(|connection| connection.phase());
@@ -450,7 +451,7 @@ impl Run {
                     || side.application.progress == Progress::Left && !side.is_over()
             });
             match next {
-                Some(next) if !is_over && (!is_idle || is_waiting) => {
+                Some(next) if !is_over && (is_lane_silent || is_waiting) => {
                     if !self.has_faults {
                         self.pair.report_violation("a run without faults waits for a timeout");
                         return false;
@@ -470,7 +471,7 @@ impl Run {
         false
     }
 
-    /// Ends the faults, and checks that all connections end.
+    /// Completes all work without random faults, closes both sides, and checks that both connections end.
     fn finish(&mut self) {
         if !self.run_until_idle() {
             return;
