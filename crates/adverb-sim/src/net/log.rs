@@ -18,7 +18,7 @@ pub(super) fn describe_action(action: Action) -> Option<String> {
         Action::Dial(side) => format!("{} dials", name(side)),
         Action::DialFailed(side) => format!("FAULT: {} can't dial", name(side)),
         Action::Timeout(side) => format!("{} handles a timeout", name(side)),
-        Action::ExceedRetries(side) => format!("NIC of the {} gives up retransmitting", name(side)),
+        Action::Retry(side) => format!("NIC of the {} gives up retransmitting", name(side)),
         Action::Cut => "FAULT: no more packets arrive over the newest lane".to_owned(),
         Action::FailLane(side) => format!("FAULT: the device of the {} fails its lane", name(side)),
         Action::Kill(side, process) => format!("FAULT: {} is killed ({process:?})", name(side)),

@@ -287,7 +287,7 @@ impl Run {
                 done
             }
             // A device completes requests when it receives packets, and fails a queue pair when its timer expires.
-            (Some(_), Action::Complete(_) | Action::ExceedRetries(_)) => false,
+            (Some(_), Action::Complete(_) | Action::Retry(_)) => false,
             _ => self.pair.act(action),
         };
         if done {
@@ -375,7 +375,7 @@ impl Run {
             return;
         }
         if self.profile != Profile::SlowRetries {
-            self.act(Action::ExceedRetries(side));
+            self.act(Action::Retry(side));
         }
         self.pair.now = self.pair.now + Duration::from_micros(self.random.below(300));
         self.fire_timeouts();
@@ -433,7 +433,7 @@ impl Run {
                     }
                 }
                 is_busy |= self.act(Action::Drain(side)) | self.act(Action::Dial(side));
-                is_busy |= self.profile != Profile::SlowRetries && self.act(Action::ExceedRetries(side));
+                is_busy |= self.profile != Profile::SlowRetries && self.act(Action::Retry(side));
             }
             self.check();
             if self.pair.violation.is_some() {
@@ -463,7 +463,7 @@ impl Run {
                     self.pair.now = self.pair.now.max(next);
                     self.fire_timeouts();
                 }
-                _ if self.act(Action::ExceedRetries(0)) | self.act(Action::ExceedRetries(1)) => {}
+                _ if self.act(Action::Retry(0)) | self.act(Action::Retry(1)) => {}
                 _ => return true,
             }
         }

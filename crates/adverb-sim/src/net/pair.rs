@@ -65,7 +65,7 @@ pub(super) struct Side {
     pub(super) established_count: u64,
 }
 
-/// A step of the simulation.
+/// A step of the simulation. The names of the actions are part of the digest of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Action {
     /// The application sends its next message, or ends the connection as planned.
@@ -93,7 +93,7 @@ pub(super) enum Action {
     /// The driver passes on the connection's next timeout.
     Timeout(usize),
     /// The NIC gives up retransmitting.
-    ExceedRetries(usize),
+    Retry(usize),
     /// Packets of the newest lane are lost from now on.
     Cut,
     /// The device of a side fails its lane.
@@ -262,7 +262,7 @@ impl Pair {
             Action::Dial(side) => self.dial(side, true),
             Action::DialFailed(side) => self.dial(side, false),
             Action::Timeout(side) => self.timeout(side),
-            Action::ExceedRetries(side) => {
+            Action::Retry(side) => {
                 self.lanes.iter_mut().flatten().filter_map(|rc| rc.exceed_retries(side).then_some(())).count()
                     > 0
             }
