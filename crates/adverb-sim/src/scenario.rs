@@ -242,9 +242,8 @@ impl Scenario {
         let latency = Duration::from_nanos(random.between(500, 8000));
         let timeout = random.between(5, 8) as u8;
         let faults_end_at = Time::from_nanos(random.between(3, 20) * 1_000_000);
-        let connections = (0..random.between(2, 5))
-            .map(|_| Connection::random(random, device_count, timeout))
-            .collect();
+        let connections =
+            (0..random.between(2, 5)).map(|_| Connection::random(random, device_count, timeout)).collect();
         let faults = faults(random, device_count, faults_end_at, timeout);
         let batching = Duration::from_nanos(random.pick(&[0, 0, 500, 2000, 5000]));
         let messages = MessagePlan::random(random, faults.clone(), faults_end_at, timeout);

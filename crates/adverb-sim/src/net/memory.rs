@@ -39,10 +39,7 @@ impl Region for ModelRegion {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Registered {
     /// A ring: its bytes, and for each of them 1 if it was written and not read.
-    Ring {
-        bytes: Vec<u8>,
-        unread: Vec<u8>,
-    },
+    Ring { bytes: Vec<u8>, unread: Vec<u8> },
     /// A message or an exposed region.
     Message(Vec<u8>),
     /// A message or an exposed region that was registered for an earlier lane.
