@@ -102,8 +102,8 @@ impl Config {
         Config { recv_ring_size, max_outstanding_writes, max_read_len, ..self }.clamped()
     }
 
-    /// Returns the depth of the receive queue: a receive for the hello, and one for each write that the peer may have
-    /// in flight.
+    /// Returns the depth of the receive queue: a receive for the hello, one for each write that the peer may have in
+    /// flight, and those that wait until a batch of them is posted.
     pub fn recv_queue_depth(&self) -> u32 {
         1 + self.receives()
     }
@@ -114,8 +114,15 @@ impl Config {
         2 * (self.max_outstanding_writes + UNCREDITED_WRITES + 2 * MAX_RENDEZVOUS) + parts
     }
 
+    /// Returns the number of receives for the peer's writes. So many are posted that those of an incomplete batch
+    /// aren't needed.
     pub(crate) fn receives(&self) -> u32 {
-        self.max_outstanding_writes + UNCREDITED_WRITES + MAX_RENDEZVOUS
+        self.max_outstanding_writes + UNCREDITED_WRITES + MAX_RENDEZVOUS + self.recv_batch() - 1
+    }
+
+    /// Returns the number of receives that are posted together. Posting a single one takes nearly as long.
+    pub(crate) fn recv_batch(&self) -> u32 {
+        (self.max_outstanding_writes / 4).clamp(1, MAX_RECV_BATCH)
     }
 
     /// Returns the maximum size of an eager message for a ring of this size.
@@ -124,5 +131,7 @@ impl Config {
     }
 }
 
+/// The maximum number of receives that are posted together.
+const MAX_RECV_BATCH: u32 = 16;
 /// The maximum number of READs for one message.
 const MAX_READ_PARTS: u32 = 128;

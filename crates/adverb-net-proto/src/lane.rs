@@ -14,8 +14,10 @@ use crate::types::Tag;
 pub(crate) struct Lane<R> {
     pub(crate) region: RingRegion<R>,
     pub(crate) ring: RecvRing,
-    /// The number of receives that are to be posted.
+    /// The number of receives that are to be posted, once they are a batch.
     pub(crate) receives: u32,
+    /// The number of receives that are posted together.
+    pub(crate) recv_batch: u32,
     pub(crate) hello: HelloState,
     pub(crate) queue: SendQueue,
     /// The number of rendezvous messages that were read, and not reported to the peer.
@@ -138,11 +140,18 @@ fn is_delivery(tag: Tag) -> bool {
 }
 
 impl<R> Lane<R> {
+    /// Whether receives are to be posted.
+    #[inline]
+    pub(crate) fn has_recv_batch(&self) -> bool {
+        self.receives >= self.recv_batch
+    }
+
     pub(crate) fn new(config: &Config, now: Time) -> Lane<R> {
         Lane {
             region: RingRegion::Unregistered,
             ring: RecvRing::new(config.recv_ring_size, config.max_outstanding_writes),
             receives: config.receives(),
+            recv_batch: config.recv_batch(),
             hello: HelloState::Due,
             queue: SendQueue {
                 depth: config.send_queue_depth(),

@@ -43,6 +43,7 @@ impl Events for Locked<'_> {
 
     fn arm(&mut self) {
         if let Err(error) = self.core.lane().completions.arm(ArmFor::Any) {
+            self.core.now = self.driver.time();
             self.driver.handle_polled(&mut self.core, Err(error), &mut Vec::new());
         }
     }
@@ -88,7 +89,9 @@ impl Driver {
         if timeout.is_zero() {
             return timed_out();
         }
-        let deadline = Deadline::new(timeout);
+        // Each reading of the clock takes a noticeable part of a message's time.
+        let mut now = Instant::now();
+        let deadline = Deadline::after(now, timeout);
         let mut caller = WaitingCaller::new(self, CallerKind::Thread);
         let mut locked = Locked { driver: self, core };
         loop {
@@ -96,25 +99,34 @@ impl Driver {
                 Ok(ended) => return ended,
                 Err(block) => block,
             };
-            let left = deadline.left();
+            let left = deadline.left_at(now);
             if left.is_zero() {
                 return timed_out();
             }
-            let left = left.min(self.timeout(&locked.core));
+            locked.core.note_time(self.time_at(now));
+            let left = left.min(locked.core.timeout());
             match block {
                 Block::Follow => {
                     self.progress.wait_for(&mut locked.core, left.min(MAX_WAIT));
+                    now = Instant::now();
+                    locked.core.note_time(self.time_at(now));
                 }
                 Block::Spin(time) => {
                     let mut done = std::mem::take(&mut locked.core.done);
-                    let polled = without_lock(&mut locked.core, |lane| spin(lane, &mut done, time.min(left)));
+                    let polled = without_lock(&mut locked.core, |lane| {
+                        spin(lane, &mut done, &mut now, time.min(left))
+                    });
+                    locked.core.note_time(self.time_at(now));
                     caller.spun(&mut locked, !matches!(polled, Ok(0)));
                     self.handle_polled(&mut locked.core, polled, &mut done);
                     locked.core.done = done;
                 }
                 Block::Sleep => {
                     let left = left.min(self.max_sleep(&locked.core));
-                    match without_lock(&mut locked.core, |lane| lane.wait_event(left)) {
+                    let slept = without_lock(&mut locked.core, |lane| lane.wait_event(left));
+                    now = Instant::now();
+                    locked.core.note_time(self.time_at(now));
+                    match slept {
                         Ok(true) => caller.event_taken(&mut locked),
                         Ok(false) => self.check_manager(&mut locked.core),
                         Err(error) => self.handle_polled(&mut locked.core, Err(error), &mut Vec::new()),
@@ -185,15 +197,16 @@ fn without_lock<T>(core: &mut MutexGuard<'_, Core>, work: impl FnOnce(&Lane) -> 
     })
 }
 
-/// Polls for this time, or until there are completions.
-fn spin(lane: &Lane, done: &mut Vec<Completion>, time: Duration) -> Result<usize> {
-    let start = Instant::now();
-    while start.elapsed() < time {
+/// Polls for this time from `now` on, or until there are completions. Sets `now` to the time before the last poll.
+fn spin(lane: &Lane, done: &mut Vec<Completion>, now: &mut Instant, time: Duration) -> Result<usize> {
+    let start = *now;
+    while now.saturating_duration_since(start) < time {
         let count = lane.completions.poll(done)?;
         if count > 0 {
             return Ok(count);
         }
         std::hint::spin_loop();
+        *now = Instant::now();
     }
     Ok(0)
 }

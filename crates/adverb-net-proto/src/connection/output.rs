@@ -23,7 +23,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
     #[inline]
     pub fn has_output(&self) -> bool {
         let Phase::Established { lane, .. } = &self.phase else { return true };
-        lane.receives > 0
+        lane.has_recv_batch()
             || lane.hello == HelloState::Due
             || self.send.batch.is_some()
             || !self.recv.incomplete.is_empty()
@@ -54,7 +54,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
             && self.send.batch.is_none()
             && !matches!(self.recv.state, RecvState::Closed { .. })
             && self.recv.is_whole()
-            && lane.receives == 0
+            && !lane.has_recv_batch()
             && lane.hello == HelloState::Posted
             && lane.queue.has_room(1);
         let len = u32::try_from(bytes.len()).ok().filter(|len| *len <= peer.eager_limit)?;
@@ -111,7 +111,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
             return None;
         };
         let RingRegion::Registered(region) = &lane.region else { return None };
-        if lane.receives > 0 {
+        if lane.has_recv_batch() {
             let count = std::mem::take(&mut lane.receives);
             return Some(Post::Receives { count });
         }
@@ -377,7 +377,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
         let close =
             self.close_deadline.filter(|_| !matches!(self.phase, Phase::Closed(_) | Phase::Draining { .. }));
         match &self.phase {
-            Phase::Handshake { deadline, .. } => [Some(*deadline), close].into_iter().flatten().min(),
+            Phase::Handshake { deadline, .. } => earlier(Some(*deadline), close),
             Phase::Established { lane, .. } => {
                 let keepalive = self.config.keepalive.filter(|_| !lane.queue.awaits_completion());
                 let acknowledged = match lane.close {
@@ -389,16 +389,25 @@ impl<B: Buf, R: Region> Connection<B, R> {
                     Linger::Inactive | Linger::Finished => None,
                 };
                 let keepalive = keepalive.map(|interval| lane.last_activity + interval);
-                [keepalive, acknowledged, linger, close].into_iter().flatten().min()
+                earlier(earlier(keepalive, acknowledged), earlier(linger, close))
             }
             Phase::Disconnected { until, redial } => {
                 let redial = match redial {
                     Redial::At(time) => Some(*time),
                     Redial::ByPeer | Redial::Dialing => None,
                 };
-                [Some(*until), redial, close].into_iter().flatten().min()
+                earlier(Some(*until), earlier(redial, close))
             }
             Phase::Draining { .. } | Phase::Closed(_) => None,
         }
+    }
+}
+
+/// Returns the earlier of two times that may be absent.
+fn earlier(first: Option<Time>, second: Option<Time>) -> Option<Time> {
+    match (first, second) {
+        (Some(first), Some(second)) => Some(first.min(second)),
+        (first, None) => first,
+        (None, second) => second,
     }
 }

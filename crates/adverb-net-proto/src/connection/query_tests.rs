@@ -3,6 +3,7 @@
 use super::*;
 use crate::config::LaneConfig;
 use crate::hello::SessionHello;
+use crate::immediate::{Credits, Immediate};
 
 impl Pair {
     /// Sends messages whose writes the peer doesn't receive, until no credits are left.
@@ -27,6 +28,28 @@ fn queues_have_room_for_all_requests() {
     // Writes with credits, writes without, READs and their reports; and the parts of a message, of 100 bytes each.
     assert_eq!(config.send_queue_depth(), 2 * (4 + 8 + 2 * 8) + 10);
     assert_eq!(config.recv_queue_depth(), 1 + 4 + 8 + 8);
+}
+
+#[test]
+fn receives_are_posted_in_batches() {
+    let config = Config { max_outstanding_writes: 16, ..medium() };
+    // Of 16 writes, a quarter. Up to three receives wait for a fourth, so there are three more.
+    assert_eq!(config.recv_queue_depth(), 1 + 16 + 8 + 8 + 3);
+    let mut pair = Pair::new(config);
+    let now = pair.now;
+    let (connection, memory) = pair.side(0);
+    for posted in [None, None, None, Some(4), None] {
+        let immediate = Immediate::Credits(Credits::new(0, 0)).emit();
+        connection.handle_completion(memory, Completed::Received { immediate, len: 0 }, now);
+        assert_eq!(connection.has_output(), posted.is_some());
+        let post = connection.poll_post(memory, now);
+        let count = match post {
+            Some(Post::Receives { count }) => Some(count),
+            None => None,
+            Some(_) => panic!("{post:?}"),
+        };
+        assert_eq!(count, posted);
+    }
 }
 
 #[test]

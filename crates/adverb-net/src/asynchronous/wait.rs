@@ -73,12 +73,14 @@ impl TaskWait {
                 }
             }
             State::Spinning(start, time) => {
-                let value = driver.try_now(&mut driver.lock(), ready);
+                let mut locked = driver.locked();
+                let value = driver.try_now(&mut locked.core, ready);
                 let is_success = !matches!(value, Ok(None));
                 if !is_success && start.elapsed() < time {
                     return yield_now(cx);
                 }
-                self.caller.spun(&mut driver.locked(), is_success);
+                self.caller.spun(&mut locked, is_success);
+                drop(locked);
                 self.state = State::Idle;
                 if let Some(value) = value? {
                     return Poll::Ready(Ok(value));
@@ -104,7 +106,7 @@ impl TaskWait {
             }
             driver.tasks.add(self.waker, cx.waker());
             self.state = State::Blocked;
-            let timeout = driver.timeout(&locked.core);
+            let timeout = driver.timeout(&mut locked.core);
             drop(locked);
             // An event that was raised before the waker was registered has not woken the task.
             if block == Block::Sleep && self.take_event(driver, events)? {
@@ -113,7 +115,9 @@ impl TaskWait {
             if !is_due(timer.as_mut(), cx, timeout) {
                 return Poll::Pending;
             }
-            driver.handle_timeout(&mut driver.lock());
+            let mut core = driver.lock();
+            core.now = driver.time();
+            driver.handle_timeout(&mut core);
         }
     }
 

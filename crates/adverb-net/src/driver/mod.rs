@@ -79,7 +79,7 @@ pub(crate) struct Core {
     /// The lane that replaces the current one, once that is drained.
     successor: Option<Arc<Lane>>,
     /// The time of the last reading of the clock.
-    now: Time,
+    pub(crate) now: Time,
     /// The first failure of the current lane.
     failure: Option<Failure>,
     /// The reason of the end, once the connection has ended.
@@ -155,6 +155,16 @@ impl Core {
         matches!(self.lane_state, LaneState::Draining | LaneState::Stopped)
     }
 
+    /// Returns the time from the last reading of the clock until the connection's next timeout.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.connection.poll_timeout().map_or(Duration::MAX, |time| time - self.now)
+    }
+
+    /// Notes a time, which another caller's reading of the clock may have passed already.
+    pub(crate) fn note_time(&mut self, time: Time) {
+        self.now = self.now.max(time);
+    }
+
     /// Records a failure of the lane, unless another one was recorded before.
     fn note_failure(&mut self, reason: impl Into<String>, hint: &'static str) {
         self.failure.get_or_insert_with(|| Failure { reason: reason.into(), hint });
@@ -209,7 +219,13 @@ impl Driver {
 
     /// Returns the time of the connection's clock.
     pub(crate) fn time(&self) -> Time {
-        Time::from_nanos(u64::try_from(self.epoch.elapsed().as_nanos()).unwrap_or(u64::MAX))
+        self.time_at(Instant::now())
+    }
+
+    /// Returns the time that the connection's clock shows at an instant.
+    pub(crate) fn time_at(&self, instant: Instant) -> Time {
+        let elapsed = instant.saturating_duration_since(self.epoch);
+        Time::from_nanos(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
     }
 
     /// Returns the current lane, or the last one.
@@ -309,14 +325,15 @@ impl Driver {
         }
     }
 
-    /// Returns the time until the connection's next timeout.
-    pub(crate) fn timeout(&self, core: &Core) -> Duration {
-        core.connection.poll_timeout().map_or(Duration::MAX, |time| time - self.time())
+    /// Reads the clock, and returns the time until the connection's next timeout.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn timeout(&self, core: &mut Core) -> Duration {
+        core.now = self.time();
+        core.timeout()
     }
 
-    /// Handles the timeouts that are due.
+    /// Handles the timeouts that are due at the time of the last reading of the clock.
     pub(crate) fn handle_timeout(&self, core: &mut MutexGuard<'_, Core>) {
-        core.now = self.time();
         let (connection, mut memory, now) = core.parts();
         if connection.poll_timeout().is_some_and(|time| time <= now) {
             connection.handle_timeout(&mut memory, now);

@@ -36,11 +36,14 @@ impl Driver {
     pub(crate) fn poll_lane(&self, core: &mut MutexGuard<'_, Core>) {
         let mut done = std::mem::take(&mut core.done);
         let polled = core.lane.completions.poll(&mut done);
+        if !matches!(polled, Ok(0)) {
+            core.now = self.time();
+        }
         self.handle_polled(core, polled, &mut done);
         core.done = done;
     }
 
-    /// Handles the result of a poll, and [advances](Driver::advance) the connection.
+    /// Handles the result of a poll, whose time is noted, and [advances](Driver::advance) the connection.
     pub(crate) fn handle_polled(
         &self,
         core: &mut MutexGuard<'_, Core>,
@@ -49,7 +52,6 @@ impl Driver {
     ) {
         core.unpolled = 0;
         if let Err(error) = &polled {
-            core.now = self.time();
             core.note_failure(error.to_string(), "");
             let now = core.now;
             core.connection.handle_lane_failed(now);
@@ -63,7 +65,6 @@ impl Driver {
         if done.is_empty() {
             return;
         }
-        core.now = self.time();
         core.has_changes = true;
         for completion in done.drain(..) {
             handle_completion(core, completion);
@@ -82,12 +83,12 @@ impl Driver {
             Err(error) => error.to_string(),
         };
         // The peer sent its messages before it disconnected, so their completions are in the queue.
+        core.now = self.time();
         let mut done = std::mem::take(&mut core.done);
         while lane.completions.poll(&mut done).is_ok_and(|count| count > 0) {
             self.handle_completions(core, &mut done);
         }
         core.done = done;
-        core.now = self.time();
         core.note_failure(reason, "check whether the peer's program has exited");
         let now = core.now;
         core.connection.handle_lane_failed(now);
@@ -279,6 +280,7 @@ impl Driver {
 
     /// Handles the completions of a lane that is being drained.
     fn poll_draining(&self, core: &mut Core) {
+        core.now = self.time();
         let mut done = Vec::new();
         let lane = core.lane();
         while lane.completions.poll(&mut done).is_ok_and(|count| count > 0) {

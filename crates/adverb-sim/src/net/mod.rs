@@ -123,7 +123,7 @@ pub fn run_net(seed: u64, trace: bool) -> NetOutcome {
     let millis = |count: u64| Duration::from_millis(count);
     let configs = [(); 2].map(|()| Config {
         recv_ring_size: random.between(512, 2048) as u32,
-        max_outstanding_writes: random.between(4, 8) as u32,
+        max_outstanding_writes: random.between(4, 16) as u32,
         eager_threshold: random.between(16, 300) as u32,
         recv_buffer_limit: random.between(64, 1500) as usize,
         max_message_size: 2000,
