@@ -39,9 +39,9 @@ pub(crate) enum Entry<B> {
     Message(Message<B>),
     /// A rendezvous message that is in the peer's memory.
     Rendezvous { len: u32, remote: RemoteAddress, immediate: Option<u32> },
-    /// A rendezvous message that the device is reading: the parts that have arrived, the number of those that have not,
-    /// and the memory for those that are not posted.
-    Reading { arrived: Option<B>, parts: u32, unposted: Option<(B, RemoteAddress)>, immediate: Option<u32> },
+    /// A rendezvous message that the device is reading: the parts that have arrived, and the number of those that have
+    /// not.
+    Reading { arrived: Option<B>, parts: u32, immediate: Option<u32> },
 }
 
 /// The receive half of a connection.
@@ -51,6 +51,9 @@ pub(crate) struct RecvHalf<B> {
     pub(crate) inbox: VecDeque<Entry<B>>,
     /// The numbers of the messages in the inbox that are not whole, in order.
     pub(crate) incomplete: VecDeque<u64>,
+    /// The rest of the message whose READs are not all posted: its memory here, and its address in the peer's memory.
+    /// The READs of a message are posted after those of all earlier ones.
+    pub(crate) unposted: Option<(B, RemoteAddress)>,
     /// The weight of the messages in the inbox for which memory is allocated.
     pub(crate) buffered: usize,
     /// The number of messages that were taken from the ring in this session, with shutdown and close.
@@ -68,6 +71,7 @@ impl<B: Buf> RecvHalf<B> {
             state: RecvState::Open,
             inbox: VecDeque::new(),
             incomplete: VecDeque::new(),
+            unposted: None,
             buffered: 0,
             taken: 0,
         }
@@ -94,6 +98,7 @@ impl<B: Buf> RecvHalf<B> {
     pub(crate) fn discard(&mut self) {
         self.inbox.clear();
         self.incomplete.clear();
+        self.unposted = None;
         self.buffered = 0;
     }
 
@@ -211,6 +216,7 @@ impl<B: Buf> RecvHalf<B> {
         let is_whole = |entry: &Entry<B>| matches!(entry, Entry::Message(_));
         let whole = self.find_incomplete(|_| true).unwrap_or(self.inbox.len());
         self.incomplete.clear();
+        self.unposted = None;
         let lost = (self.inbox.len() - whole) as u64;
         if lost > 0 {
             if mutant!(ReceivedCountsUnread) {

@@ -141,10 +141,9 @@ impl<B: Buf, R: Region> Connection<B, R> {
     fn poll_read<M: Memory<Buf = B, Region = R>>(&mut self, memory: &mut M) -> Option<Post<B>> {
         let Phase::Established { lane, .. } = &mut self.phase else { return None };
         let max_len = self.config.max_read_len as usize;
-        let index = self.recv.find_incomplete(|entry| {
-            matches!(entry, Entry::Rendezvous { .. } | Entry::Reading { unposted: Some(_), .. })
-        })?;
-        if let Entry::Rendezvous { len, remote, immediate } = self.recv.inbox[index] {
+        if self.recv.unposted.is_none() {
+            let index = self.recv.find_incomplete(|entry| matches!(entry, Entry::Rendezvous { .. }))?;
+            let Entry::Rendezvous { len, remote, immediate } = self.recv.inbox[index] else { return None };
             let len = len as usize;
             let parts = len.div_ceil(max_len).max(1) as u32;
             let fits = index == 0 || self.recv.buffered + weight(len) <= self.config.recv_buffer_limit;
@@ -156,22 +155,21 @@ impl<B: Buf, R: Region> Connection<B, R> {
                 return None;
             };
             self.recv.buffered += weight(len);
-            self.recv.inbox[index] =
-                Entry::Reading { arrived: None, parts, unposted: Some((buf, remote)), immediate };
+            self.recv.inbox[index] = Entry::Reading { arrived: None, parts, immediate };
+            self.recv.unposted = Some((buf, remote));
             if mutant!(RendezvousDoneEarly) {
                 lane.rendezvous_done += 1;
             }
         }
-        let Entry::Reading { unposted, .. } = &mut self.recv.inbox[index] else { return None };
         // One-sided operations may have taken the room for later parts.
         if !lane.queue.has_room(1) {
             return None;
         }
-        let (mut rest, remote) = unposted.take()?;
+        let (mut rest, remote) = self.recv.unposted.take()?;
         let buf = if rest.as_ref().len() > max_len {
             let part = rest.split_to(max_len);
             let addr = remote.addr.wrapping_add(max_len as u64);
-            *unposted = Some((rest, RemoteAddress { addr, ..remote }));
+            self.recv.unposted = Some((rest, RemoteAddress { addr, ..remote }));
             part
         } else {
             rest

@@ -128,7 +128,7 @@ struct Failure {
 }
 
 /// The maximum number of calls between two polls of the device. A call that waits polls anyway.
-const MAX_UNPOLLED: u32 = 16;
+const MAX_UNPOLLED: u32 = 32;
 /// The hint of an end after which messages may be unacknowledged.
 const UNACKNOWLEDGED_HINT: &str =
     "call `take_unacknowledged` for the messages that the peer may not have received";
@@ -284,10 +284,7 @@ impl Driver {
     pub(crate) fn try_recv(&self, core: &mut Core) -> Result<Option<Option<Message>>> {
         let (connection, mut memory, now) = core.parts();
         match connection.recv(&mut memory, now) {
-            Received::Message(message) => {
-                // The peer may get new credits after the message is read.
-                self.post_all(core);
-                let adverb_net_proto::Message { buf: Buffer(buffer), immediate } = message;
+            Received::Message(adverb_net_proto::Message { buf: Buffer(buffer), immediate }) => {
                 Ok(Some(Some(Message { buffer, immediate })))
             }
             Received::Shutdown => Ok(Some(None)),
@@ -318,9 +315,9 @@ impl Driver {
         value
     }
 
-    /// Acts on events that a call has caused, for example because the lane refused a request.
+    /// Posts requests that a call has caused, such as a report of credits, and acts on events.
     pub(crate) fn handle_pending(&self, core: &mut MutexGuard<'_, Core>) {
-        if core.connection.has_events() {
+        if core.connection.has_output() || core.connection.has_events() {
             self.advance(core);
         }
     }
