@@ -48,7 +48,7 @@ impl DerefMut for EngineGuard<'_> {
 impl Drop for EngineGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        if self.engine.notifications.first.is_some() {
+        if self.engine.notifications.0.is_some() {
             self.notifications = std::mem::take(&mut self.engine.notifications);
         }
     }
@@ -58,10 +58,13 @@ impl Drop for EngineGuard<'_> {
 ///
 /// A notification wakes a thread, and the kernel may run the woken thread at once instead of the notifying thread. If the
 /// notifying thread held the lock, the woken thread would wait for it.
+// Every release of the lock checks for a list, so the check is one comparison.
 #[derive(Default)]
-pub(super) struct Notifications {
-    /// The first channel. Most lists have only one, which needs no allocation.
-    first: Option<Arc<Channel>>,
+pub(super) struct Notifications(Option<Channels>);
+
+/// A list of channels that isn't empty. Most lists have only one channel, which needs no allocation.
+struct Channels {
+    first: Arc<Channel>,
     others: Vec<Arc<Channel>>,
 }
 
@@ -69,20 +72,17 @@ impl Notifications {
     /// Adds an event to a channel, after the lock is released.
     pub(super) fn push(&mut self, channel: &Arc<Channel>) {
         let channel = Arc::clone(channel);
-        match &self.first {
-            None => self.first = Some(channel),
-            Some(_) => self.others.push(channel),
+        match &mut self.0 {
+            None => self.0 = Some(Channels { first: channel, others: Vec::new() }),
+            Some(channels) => channels.others.push(channel),
         }
     }
 }
 
-impl Drop for Notifications {
-    #[inline]
+impl Drop for Channels {
     fn drop(&mut self) {
-        if let Some(first) = &self.first {
-            first.notify();
-            self.others.iter().for_each(|channel| channel.notify());
-        }
+        self.first.notify();
+        self.others.iter().for_each(|channel| channel.notify());
     }
 }
 

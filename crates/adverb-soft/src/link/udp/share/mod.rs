@@ -82,7 +82,7 @@ enum Source {
 }
 
 /// The number of receives per read of the sources. Each read is a system call.
-const CALLS_PER_READ: u32 = 32;
+const CALLS_PER_READ: u32 = 64;
 
 /// The maximum number of connections that a process keeps open to others.
 const MAX_OUTBOUND: usize = 32;
