@@ -16,6 +16,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use adverb_verbs::internal::{Deadline, Watch};
@@ -554,9 +555,23 @@ impl Connection {
         if let Some(value) = driver.try_now(&mut driver.lock(), &mut ready)? {
             return Ok(value);
         }
-        let (mut wait, mut timer) = (TaskWait::begin(driver), pin!(None));
-        let waited = poll_fn(|cx| wait.poll(cx, driver, &self.events, timer.as_mut(), &mut ready));
-        within(timeout, waiting, waited).await
+        if timeout.is_zero() {
+            return Err(Error::Timeout { timeout, action: waiting });
+        }
+        let (mut wait, mut timer, mut limit) = (TaskWait::begin(driver), pin!(None), pin!(None));
+        poll_fn(|cx| {
+            let polled = wait.poll(cx, driver, &self.events, timer.as_mut(), &mut ready);
+            // A spinning task is polled again at once, and setting a timer takes longer than most spins.
+            if polled.is_ready() || wait.is_spinning() || timeout == Duration::MAX {
+                return polled;
+            }
+            if limit.is_none() {
+                limit.set(Some(tokio::time::sleep(timeout)));
+            }
+            let expired = limit.as_mut().as_pin_mut().is_some_and(|limit| limit.poll(cx).is_ready());
+            if expired { Poll::Ready(Err(Error::Timeout { timeout, action: waiting })) } else { polled }
+        })
+        .await
     }
 }
 
@@ -583,16 +598,4 @@ impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Connection").field("peer", &self.peer_addr()).finish_non_exhaustive()
     }
-}
-
-/// Returns the result of the work, or [`Error::Timeout`].
-async fn within<T>(
-    timeout: Duration,
-    waiting: &'static str,
-    work: impl Future<Output = Result<T>>,
-) -> Result<T> {
-    if timeout == Duration::MAX {
-        return work.await;
-    }
-    tokio::time::timeout(timeout, work).await.unwrap_or(Err(Error::Timeout { timeout, action: waiting }))
 }

@@ -54,6 +54,11 @@ impl TaskWait {
         TaskWait { caller, waker: WakerId::new(), state: State::Begun }
     }
 
+    /// Whether the task polls between other tasks, and is polled again at once.
+    pub(super) fn is_spinning(&self) -> bool {
+        matches!(self.state, State::Spinning(..))
+    }
+
     /// Returns the value of `ready`, once there is one. Handles the connection's timeouts meanwhile.
     ///
     /// `events` is readable when an event may be pending.
