@@ -149,8 +149,8 @@ impl CongestionRun {
         let mtu = random.pick(&[PathMtu::Mtu1024, PathMtu::Mtu2048, PathMtu::Mtu4096]);
         let length = random.between(1, 16) as u32 * 4096;
         let faults = Faults { bottleneck: Some(bottleneck), ..Faults::default() };
-        let long = Duration::from_millis(1);
-        let fabric = Fabric::new(faults, Time::MAX, latency, long, random.u64());
+        let base_delay = Duration::from_millis(1);
+        let fabric = Fabric::new(faults, Time::MAX, latency, base_delay, random.u64());
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let mut world = World::new(fabric, false);
         for index in 0..=senders {

@@ -167,7 +167,7 @@ pub(crate) struct Fabric {
     faults_end_at: Time,
     latency: Duration,
     /// The base duration of a delay: about a timeout.
-    long: Duration,
+    base_delay: Duration,
     random: Random,
     queue: BinaryHeap<Reverse<Queued>>,
     sent: u64,
@@ -204,14 +204,14 @@ impl Fabric {
         faults: Faults,
         faults_end_at: Time,
         latency: Duration,
-        long: Duration,
+        base_delay: Duration,
         seed: u64,
     ) -> Fabric {
         Fabric {
             faults,
             faults_end_at,
             latency,
-            long,
+            base_delay,
             random: Random::new(seed),
             queue: BinaryHeap::new(),
             sent: 0,
@@ -227,7 +227,7 @@ impl Fabric {
         // others.
         let draws = [(); 6].map(|()| self.random.below(1_000_000) as u32);
         let amount = self.random.u64();
-        let Some((depart, marked)) = self.enqueue(now, &packet) else {
+        let Some((depart, marked)) = self.pass_bottleneck(now, &packet) else {
             self.counts.lost += 1;
             return Delivery::Lost;
         };
@@ -254,7 +254,7 @@ impl Fabric {
         if draws[1] < self.faults.duplication_per_million {
             self.counts.duplicated += 1;
             delivery = Delivery::Duplicated;
-            let extra = if amount & 1 == 0 { self.latency } else { self.long };
+            let extra = if amount & 1 == 0 { self.latency } else { self.base_delay };
             self.queue(at + extra.mul_f64((amount >> 40) as f64 / (1u64 << 24) as f64), packet.clone());
         }
         if draws[2] < self.faults.reordering_per_million {
@@ -274,7 +274,7 @@ impl Fabric {
         if draws[4] < self.faults.delay_per_million {
             self.counts.delayed += 1;
             delivery = Delivery::Delayed;
-            at = at + self.long.mul_f64(0.5 + (amount >> 40) as f64 / (1u64 << 23) as f64);
+            at = at + self.base_delay.mul_f64(0.5 + (amount >> 40) as f64 / (1u64 << 23) as f64);
         }
         let stalled = |s: &&Stall| s.device == packet.to && s.start <= at && at < s.end;
         if let Some(stall) = self.faults.stalls.iter().find(stalled) {
@@ -286,8 +286,9 @@ impl Fabric {
         delivery
     }
 
-    /// Returns the time at which a packet leaves the slow link, and whether it is marked; `None` if the queue is full.
-    fn enqueue(&mut self, now: Time, packet: &InFlight) -> Option<(Time, bool)> {
+    /// Returns the time at which a packet leaves the slow link, and whether it is ECN-marked; `None` if the link's
+    /// queue is full. A packet to another device leaves at once.
+    fn pass_bottleneck(&mut self, now: Time, packet: &InFlight) -> Option<(Time, bool)> {
         let slow = self.faults.bottleneck.filter(|slow| slow.device == packet.to && now < self.faults_end_at);
         let Some(Bottleneck { rate, mark_threshold, queue_capacity: capacity, .. }) = slow else {
             return Some((now, false));

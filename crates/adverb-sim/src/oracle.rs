@@ -199,7 +199,8 @@ impl ScenarioRun {
         // The check of atomics needs the completion times.
         let now = self.world.now;
         direction.ended.insert(number, now);
-        // The requester may have retransmitted the READ. A duplicate that arrives later must not be rejected.
+        // The memory is deregistered now, but a retransmission of the READ may still arrive. The responder must not
+        // reject it.
         let posted = &direction.posted[number];
         if posted.action == Action::ReadAndRelease
             && let SendOperation::Read(remote) = posted.operation
@@ -254,8 +255,8 @@ impl ScenarioRun {
         }
     }
 
-    /// Checks that the MSN of a response is the number of messages before it (vol. 1, 9.7.7.1). `side` is the
-    /// requester.
+    /// Checks that the MSN of a response is the number of messages that the responder has completed (vol. 1, 9.7.7.1).
+    /// `side` is the requester.
     pub(crate) fn check_msn(&mut self, connection: usize, side: usize, header: &Header) {
         let Operation::Rc(rc) = header.operation else { return };
         let first = self.scenario.connections[connection].first_psns[side];

@@ -314,28 +314,28 @@ impl Program {
     fn random(random: &mut Random, mtu: PathMtu, slow: bool, ends_with_failure: bool) -> Program {
         let count = random.between(50, 150);
         let mut steps: Vec<Step> = (0..count).map(|_| Step::random(random, mtu)).collect();
-        let tail = |random: &mut Random, action| Step { action, ..Step::random(random, mtu) };
+        let step_with = |random: &mut Random, action| Step { action, ..Step::random(random, mtu) };
         match random.below(10) {
             _ if !ends_with_failure => {}
             0..6 => {
                 let violation = random.pick(&InvalidRequest::ALL);
                 if violation == InvalidRequest::InvalidatedKey {
-                    steps.push(tail(random, Action::SendInvalidate));
+                    steps.push(step_with(random, Action::SendInvalidate));
                 }
-                steps.push(tail(random, Action::Invalid(violation)));
+                steps.push(step_with(random, Action::Invalid(violation)));
                 steps.push(Step::random(random, mtu));
                 steps.push(Step::random(random, mtu));
             }
             6..8 => {
                 for _ in 0..random.between(3, 12) {
                     let length = u32::from(mtu.bytes()) * random.between(2, 6) as u32;
-                    steps.push(Step { length, ..tail(random, Action::WriteToRevocableMemory) });
+                    steps.push(Step { length, ..step_with(random, Action::WriteToRevocableMemory) });
                 }
             }
             _ => {
                 let place = random.below(steps.len() as u64) as usize;
                 let action = random.pick(&[Action::Destroy, Action::MoveToError]);
-                steps.insert(place, tail(random, action));
+                steps.insert(place, step_with(random, action));
             }
         }
         Program {

@@ -76,7 +76,7 @@ pub(crate) struct ScenarioRun {
     pub(crate) connections: Vec<ConnectionState>,
     pub(crate) random: Random,
     pub(crate) operations: u64,
-    /// The time of the last congestion notification packet to a queue pair, per device.
+    /// The time of the last congestion notification packet, by the sending device and the destination queue pair.
     notified: HashMap<(usize, Qpn), Time>,
 }
 
@@ -141,7 +141,7 @@ pub(crate) enum Task {
     RunSteps { connection: usize, side: usize },
     /// Posts a receive of a side.
     Receive { connection: usize, side: usize },
-    /// Processes a device's packets and completions.
+    /// Sends a device's packets, and checks its completions.
     Pump { node: usize },
     /// Deregisters memory to which the other side's requests write.
     Revoke { connection: usize, side: usize },

@@ -18,10 +18,15 @@ use crate::scenario_run::{ConnectionState, ScenarioRun, Side, Task, create_node}
 /// Creates the initial state of a scenario.
 pub(crate) fn scenario_run(scenario: Scenario, trace: bool) -> ScenarioRun {
     let timeout = scenario.connections.first().map_or(5, |connection| connection.ack_timeout_exponent);
-    let long = Duration::from_nanos(4096 << timeout);
+    let ack_timeout = Duration::from_nanos(4096 << timeout);
     let faults = scenario.faults.clone();
-    let fabric =
-        Fabric::new(faults, scenario.faults_end_at, scenario.latency, long, scenario.seed ^ 0x6661_6272_6963);
+    let fabric = Fabric::new(
+        faults,
+        scenario.faults_end_at,
+        scenario.latency,
+        ack_timeout,
+        scenario.seed ^ 0x6661_6272_6963,
+    );
     let mut run = ScenarioRun::new(scenario, fabric, trace);
     let specs = run.scenario.connections.clone();
     for (index, v6) in run.scenario.device_has_ipv6.clone().into_iter().enumerate() {

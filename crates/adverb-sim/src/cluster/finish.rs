@@ -20,7 +20,7 @@ impl ClusterRun {
         for _ in 0..MAX_FINAL_ROUNDS {
             self.maintain(1_000_000);
             if is_connecting {
-                // Keepalives find the connections that broke before. Later work must complete without them.
+                // Keepalives detect the connections that broke before. Later work must complete without keepalives.
                 self.advance();
             }
             // Each pair gets work once all members are connected.

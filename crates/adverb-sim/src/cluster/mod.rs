@@ -8,8 +8,9 @@
 //! - no request accesses memory of an earlier epoch;
 //! - each ticket ends exactly once, the NIC accesses its buffers only before that, and its data is correct if it
 //!   succeeded;
-//! - requests are posted in the order of the application's calls, when a doorbell batch is complete, at a flush or at
-//!   a poll, and signaled selectively;
+//! - requests are posted in the order of the application's calls, and only when a doorbell batch is complete, at a
+//!   flush, or at a poll;
+//! - requests are signaled selectively;
 //! - no send queue overflows;
 //! - a session ends only because of an injected fault;
 //! - after the faults end, all members are connected, and all messages and transfers complete.
@@ -115,7 +116,7 @@ pub struct ClusterOutcome {
     pub session_count: u64,
     /// The number of injected faults: cut connections, closed sessions and deaths.
     pub fault_count: u64,
-    /// The number of members that restarted.
+    /// The number of restarts of members.
     pub restart_count: u64,
     /// The number of requests that a broker refused because of a stale epoch.
     pub stale_epoch_count: u64,
@@ -133,7 +134,7 @@ pub struct ClusterOutcome {
 pub fn run_cluster(seed: u64, trace: bool) -> ClusterOutcome {
     let mut random = Random::new(seed ^ 0x6272_6f6b_6572);
     let member_count = random.between(3, 8) as usize;
-    // Small queues and rings, so that each of them is often full.
+    // The queues and rings are small, so that each of them is often full.
     let mut count = |max| random.between(1, max) as u16;
     let config = Config {
         send_slots: count(8),
@@ -180,7 +181,7 @@ pub struct ClusterTotals {
     pub session_count: u64,
     /// The number of injected faults.
     pub fault_count: u64,
-    /// The number of members that restarted.
+    /// The number of restarts of members.
     pub restart_count: u64,
     /// The number of requests that were refused because of a stale epoch.
     pub stale_epoch_count: u64,

@@ -323,7 +323,7 @@ impl ClusterRun {
         }
     }
 
-    /// Makes a member leave its session with a peer. The peer must receive all its messages.
+    /// Makes a member leave its session with a peer. The peer must receive all messages of the member.
     fn leave(&mut self, member: usize, peer: usize) {
         let id = PeerId(peer as u16);
         if !self.members[member].is_alive || self.members[member].broker.phase(id) != Phase::Open {
@@ -438,12 +438,12 @@ impl ClusterRun {
         if !is_current || self.members[member].broker.phase(id) != Phase::Preparing {
             return;
         }
-        // Sometimes a delayed handshake of the peer's previous run arrives first.
+        // Sometimes a delayed handshake of the peer's previous epoch arrives first.
         let is_known_epoch = self.members[member].peers[peer].newest_epoch == Some(epoch);
         if is_known_epoch && epoch > 1 && self.random.below(2) == 0 {
             let established = self.members[member].broker.establish(id, epoch - 1, credits, self.now);
             if !matches!(established, Err(SessionError::StaleEpoch { .. })) {
-                self.report_violation("a session with an earlier run of a member was established");
+                self.report_violation("a session with an earlier epoch of a member was established");
             }
         }
         let shadow = self.members[peer].memory.area(member).to_vec();

@@ -58,9 +58,10 @@ struct OwnConnection {
     token: u64,
     role: Role,
     local_qp: Option<LocalQp>,
+    /// The attributes for the queue pair's transitions to RTR and RTS, once the queue pair is ready to receive.
     ready: Option<QpAttributes>,
     established: bool,
-    /// Whether the application abandoned the connection.
+    /// Whether the application disconnected or abandoned the connection after it was established.
     dropped: bool,
     unanswered_pings: u32,
 }
@@ -116,7 +117,7 @@ impl Application {
         let private = token.to_be_bytes();
         connect.private_data = &private;
         let random = &mut *cx.random;
-        // The manager rejects a second peer-to-peer connection with the same peer.
+        // The manager rejects a queue pair in time-wait.
         let Ok(id) = cx.manager.connect(cx.now, &connect, &mut || random.u32()) else { return };
         self.mark_used(cx, local_qp.qpn);
         let role = if peer_to_peer { Role::Peer(cx.node) } else { Role::Client };
@@ -160,7 +161,7 @@ impl Application {
         }
     }
 
-    /// Returns a queue pair that is free for a connection.
+    /// Returns a queue pair for a connection: a free one, or occasionally one in time-wait.
     fn local_qp(&mut self, cx: &mut CallContext<'_>) -> Option<LocalQp> {
         for number in 2..40 {
             let qpn = Qpn::truncate(number);
@@ -168,7 +169,7 @@ impl Application {
             if free && !cx.manager.is_qpn_free(qpn) {
                 cx.report_violation(format!("queue pair {number} is not free after its connection ended"));
             }
-            // Numbers in time-wait are tried occasionally: the manager must reject them.
+            // The manager must reject a queue pair in time-wait.
             if free || cx.random.below(8) == 0 && !self.used_qpns.contains(&number) {
                 let mut local_qp = LocalQp::new(qpn);
                 local_qp.rd_atomic_limits.max_rd_atomic = cx.random.below(17) as u8;
@@ -211,7 +212,7 @@ impl Application {
                     3..=5 => (false, Decision::Accept { timeout }),
                     _ => (true, Decision::Accept { timeout }),
                 };
-                self.decide_soon(cx, request.id, token, prompt, decision);
+                self.decide_or_plan(cx, request.id, token, prompt, decision);
             }
             Event::Accepted(acceptance) => {
                 let Some(own) = self.connections.get_mut(&acceptance.id) else {
@@ -227,7 +228,7 @@ impl Application {
                     2 | 3 => (false, Decision::Establish),
                     _ => (true, Decision::Establish),
                 };
-                self.decide_soon(cx, acceptance.id, token, prompt, decision);
+                self.decide_or_plan(cx, acceptance.id, token, prompt, decision);
             }
             Event::Established(id) => self.handle_established(cx, id),
             Event::Rejected(rejection) => {
@@ -291,7 +292,8 @@ impl Application {
         }
     }
 
-    fn decide_soon(
+    /// Decides at once if `prompt`, and otherwise after up to five response times.
+    fn decide_or_plan(
         &mut self,
         cx: &mut CallContext<'_>,
         id: ConnectionId,
@@ -374,7 +376,7 @@ impl Application {
         }
     }
 
-    /// Handles the end of a call or a connection.
+    /// Handles the end of a connection, or of an attempt to establish one.
     fn handle_outcome(&mut self, cx: &mut CallContext<'_>, id: ConnectionId, outcome: Outcome) {
         let Some(own) = self.connections.get(&id) else {
             return cx.report_violation(format!("{outcome:?} of a connection that already ended"));

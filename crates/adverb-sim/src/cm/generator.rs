@@ -156,8 +156,8 @@ fn gid(address: IpAddr) -> std::net::Ipv6Addr {
     }
 }
 
-/// Returns the IDs in a message of the manager: the manager's and its peer's. The latter is 0 if the message has only
-/// one.
+/// Returns the IDs in a message of the manager: the manager's, or the request ID of a SIDR message, and the peer's, or
+/// 0 if the message has only one.
 fn ids(message: &Message) -> (u32, u32) {
     match message {
         Message::Req(req) => (req.local_comm_id, 0),

@@ -181,7 +181,7 @@ impl CmRun {
         let latency = Duration::from_micros(random.between(5, 200));
         let code = random.between(10, 13) as u8;
         let response = Timeout::new(code).unwrap_or(Timeout::MAX);
-        let long = response.duration().mul_f64(0.3 + random.below(100) as f64 / 40.0);
+        let base_delay = response.duration().mul_f64(0.3 + random.below(100) as f64 / 40.0);
         let count = random.between(2, 4) as usize;
         let busy_time = response.duration() * 100;
         let mut faults = Faults::default();
@@ -203,13 +203,13 @@ impl CmRun {
         }
         let rules = Rules {
             response: response.duration(),
-            timewait: long * 4 + latency * 16,
+            timewait: base_delay * 4 + latency * 16,
             timeout: response.duration() * 40,
             faults_end_at,
             service: ServiceId::tcp_port(7471),
             datagrams: ServiceId::udp_port(7471),
         };
-        let fabric = Fabric::new(faults, faults_end_at, latency, long, random.u64());
+        let fabric = Fabric::new(faults, faults_end_at, latency, base_delay, random.u64());
         let mut run = CmRun { world: World::new(fabric, trace), register: Register::new(rules), rules };
         for index in 0..count {
             run.add_node(index, response, &mut random);

@@ -65,7 +65,7 @@ impl MessageRun {
         self.endpoints[index].failed = true;
         if !known && !self.endpoints[index].closed {
             self.failures += 1;
-            let at = self.world.now + self.long;
+            let at = self.world.now + self.ack_timeout;
             let epoch = self.endpoints[index].epoch;
             self.world.plan(at, Task::Reconnect { endpoint: index, epoch });
         }
@@ -176,7 +176,7 @@ impl MessageRun {
     ) -> Result<(), String> {
         let slot = self.slots.get_mut(number).ok_or("was never posted")?;
         if slot.done || slot.node != node {
-            return Err("completed twice, or on the wrong endpoint".to_owned());
+            return Err("completed twice, or on the wrong device".to_owned());
         }
         slot.done = true;
         match slot.endpoint {

@@ -199,7 +199,7 @@ impl MessageRun {
         }
         // If the queue pairs stay the same, the new connection could accept packets of the old one. So all packets,
         // including delayed and stalled ones, must first leave the fabric, as in time-wait (vol. 1, 12.9).
-        let wait = if recreate { self.plan.latency } else { self.long * 12 };
+        let wait = if recreate { self.plan.latency } else { self.ack_timeout * 12 };
         let at = self.world.now + wait;
         self.world.plan(at, Task::Connect { endpoint: index });
     }

@@ -25,7 +25,7 @@ pub(super) struct MessageRun {
     pub(super) slots: Vec<Slot>,
     pub(super) random: Random,
     /// The maximum delay of a packet.
-    pub(super) long: Duration,
+    pub(super) ack_timeout: Duration,
     pub(super) operations: u64,
     pub(super) created_qp_count: u64,
     pub(super) failures: u64,
@@ -245,10 +245,10 @@ impl Actors for MessageRun {
 
 impl MessageRun {
     pub(super) fn new(plan: MessagePlan, trace: bool) -> MessageRun {
-        let long = Duration::from_nanos(4096 << plan.ack_timeout_exponent);
+        let ack_timeout = Duration::from_nanos(4096 << plan.ack_timeout_exponent);
         let faults = plan.faults.clone();
         let mut random = Random::new(plan.seed ^ 0x6c65_7474_6572_7300);
-        let fabric = Fabric::new(faults, plan.faults_end_at, plan.latency, long, random.u64());
+        let fabric = Fabric::new(faults, plan.faults_end_at, plan.latency, ack_timeout, random.u64());
         let mut world = World::new(fabric, trace);
         world.nodes = (0..plan.device_count).map(|index| create_node(index, plan.has_ipv6, trace)).collect();
         let mut run = MessageRun {
@@ -257,7 +257,7 @@ impl MessageRun {
             messages: Vec::new(),
             slots: Vec::new(),
             random,
-            long,
+            ack_timeout,
             operations: 0,
             created_qp_count: 0,
             failures: 0,

@@ -76,8 +76,8 @@ impl Devices {
             reordering_per_million: chance(30_000),
             ..Faults::default()
         };
-        let long = Duration::from_nanos(4096 << ACK_TIMEOUT);
-        let fabric = Fabric::new(faults, Time::MAX, Duration::from_micros(2), long, random.u64());
+        let base_delay = Duration::from_nanos(4096 << ACK_TIMEOUT);
+        let fabric = Fabric::new(faults, Time::MAX, Duration::from_micros(2), base_delay, random.u64());
         let mut network = World::new(fabric, false);
         network.nodes = [1, 2].map(|host| create_node(host, &mut random)).into();
         Devices {

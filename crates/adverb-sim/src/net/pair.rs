@@ -49,7 +49,7 @@ pub(super) struct Side {
     pub(super) config: Config,
     /// The connection's lane.
     lane: Option<usize>,
-    /// The lane that replaces it.
+    /// The lane on which the connection resumes after `lane` is drained.
     successor: Option<usize>,
     /// Lanes whose hello has not arrived.
     incoming: Vec<usize>,
@@ -466,7 +466,7 @@ impl Pair {
         done
     }
 
-    /// Passes on the next completion of the connection's lane, or of another lane.
+    /// Handles the next completion of an incoming, rejected or current lane.
     fn poll(&mut self, side: usize) -> bool {
         for lane in self.sides[side].incoming.clone() {
             if let Some(completion) = self.rc(Some(lane)).and_then(|rc| rc.poll_recv(side)) {
@@ -780,13 +780,13 @@ impl Pair {
             && !self.sides[1 - side].application.is_hung
     }
 
-    /// Whether a side has posted a close frame, or the acknowledgement of its close, and the request has not completed.
+    /// Whether a side has posted a close frame or the acknowledgement of one, and the request has not completed.
     pub(super) fn is_close_in_flight(&self) -> bool {
         let is_close = |posted: &Posted| matches!(posted.tag, Tag::Close | Tag::CloseAck);
         self.sides.iter().any(|side| side.posted.iter().any(is_close))
     }
 
-    /// Returns the reason of a side's end.
+    /// Returns the reason why a side's connection ended.
     pub(super) fn end_reason(&self, side: usize) -> Option<EndReason> {
         self.sides[side].connection.as_ref().and_then(Connection::end_reason)
     }
