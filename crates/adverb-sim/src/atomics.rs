@@ -67,7 +67,7 @@ pub(crate) fn check(first: u64, last: u64, atomics: &[Atomic]) -> Result<(), Str
     for (atomic, _) in &order {
         if atomic.old.is_some() && atomic.end < latest_start {
             return Err(
-                "an atomic took effect after a later one that was posted after its completion".to_owned()
+                "an atomic took effect after another one that was posted after its completion".to_owned()
             );
         }
         latest_start = latest_start.max(atomic.start);

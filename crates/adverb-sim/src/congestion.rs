@@ -77,9 +77,9 @@ pub fn run_congestion(seed: u64) -> Result<CongestionReport, String> {
         packet_count: run.world.packet_count,
         cnps_sent: run.world.nodes[0].device.statistics().cnps_sent,
         cnps_received: run.world.nodes[1..].iter().map(|node| node.device.statistics().cnps_received).sum(),
-        all_senders_utilization: shared.arrived as f64 / capacity(bounds[2] - bounds[1]),
+        all_senders_utilization: shared.arrived_bytes as f64 / capacity(bounds[2] - bounds[1]),
         dropped_per_mille: 1000.0 * shared.lost as f64 / shared.sent.max(1) as f64,
-        one_sender_utilization: lone.arrived as f64 / capacity(bounds[4] - bounds[3]),
+        one_sender_utilization: lone.arrived_bytes as f64 / capacity(bounds[4] - bounds[3]),
     };
     let fail = |what: &str| Err(format!("{what}: {report}"));
     if let Some(gap) = run.early_notification {
@@ -96,7 +96,7 @@ pub fn run_congestion(seed: u64) -> Result<CongestionReport, String> {
     if report.all_senders_utilization < 0.5 {
         return fail("the senders reduce their rates too much");
     }
-    if report.one_sender_utilization < 0.9 || recovering.arrived == 0 {
+    if report.one_sender_utilization < 0.9 || recovering.arrived_bytes == 0 {
         return fail("the last sender does not recover");
     }
     Ok(report)
@@ -130,12 +130,12 @@ struct Sender {
     outstanding: usize,
 }
 
-/// The counts of a phase at the receiver's end of the link.
+/// The counts of one part of a run, for the packets to the receiver.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     sent: u64,
     lost: u64,
-    arrived: u64,
+    arrived_bytes: u64,
 }
 
 impl CongestionRun {
@@ -226,7 +226,7 @@ impl CongestionRun {
         self.world.now = end;
     }
 
-    /// Posts the requests of a sender, and carries the packets of a device.
+    /// Posts the requests of a sender, and passes the packets of a device to the fabric.
     fn pump(&mut self, index: usize) {
         let rkey = self.world.nodes[0].keys[0];
         let now = self.world.now;
@@ -280,7 +280,7 @@ impl Actors for CongestionRun {
 
     fn deliver(&mut self, packet: &InFlight) {
         if packet.to == 0 {
-            self.counts.arrived += packet.bytes.len() as u64 + WIRE_OVERHEAD;
+            self.counts.arrived_bytes += packet.bytes.len() as u64 + WIRE_OVERHEAD;
         }
         let nodes = &self.world.nodes;
         let rx_meta = packet.rx_meta(nodes[packet.from].address, nodes[packet.to].address);

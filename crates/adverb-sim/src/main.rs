@@ -37,9 +37,9 @@ usage: adverb-sim [--seeds N] [--first S] [--threads T]       run N seeds, start
        adverb-sim --attack [--packets N] [--seconds S] [--first S]
                                                               attack devices with hostile packets
        adverb-sim --cluster [--seeds N] [--seed S] [--mutants]
-                                                              the same for the brokers of clusters
+                                                              run the brokers of clusters
        adverb-sim --cluster --members N [--rounds R]          send R messages between each pair of N members
-       adverb-sim --net [--seeds N] [--seed S] [--mutants]    the same for the two sides of connections
+       adverb-sim --net [--seeds N] [--seed S] [--mutants]    run the two sides of connections
        adverb-sim --net --exhaustive                          visit all states of small connections";
 
 fn parse() -> Result<Args, String> {

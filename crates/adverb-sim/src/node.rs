@@ -21,7 +21,7 @@ pub(crate) struct Node<A, S = (), M = HeapMemory> {
     /// The registered memory keys.
     pub(crate) keys: Vec<u32>,
     pub(crate) actor: A,
-    /// Whether a task is planned that processes the device's packets and completions.
+    /// Whether a task is planned that sends the device's packets and checks its completions.
     pub(crate) pump_planned: bool,
     ip_id: u16,
 }

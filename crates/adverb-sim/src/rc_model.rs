@@ -168,7 +168,7 @@ impl RcConnection {
     }
 
     /// Returns the number of receives that no message has consumed.
-    pub(crate) fn receive_count(&self, end: usize) -> usize {
+    pub(crate) fn posted_receive_count(&self, end: usize) -> usize {
         self.ends[end].receives.len()
     }
 
@@ -199,7 +199,7 @@ impl RcConnection {
         match execution {
             Execution::Executed => self.ends[end].executed += 1,
             Execution::AccessRejected | Execution::TooLong => {
-                // The requests before this one were acknowledged, because the NAK implies it.
+                // The NAK also acknowledges the requests before this one.
                 while self.ends[end].executed > 0 {
                     self.complete(end);
                 }
@@ -308,7 +308,7 @@ impl RcConnection {
         self.ends[end].receives.iter().copied()
     }
 
-    /// Adds the completion of a receive by a device that executes the requests.
+    /// Adds the completion of a receive, which the device that executes the requests reported.
     pub(crate) fn consume_receive(&mut self, end: usize, completion: Completion) {
         let end = &mut self.ends[end];
         if end.state == EndState::Working {
@@ -317,7 +317,8 @@ impl RcConnection {
         }
     }
 
-    /// Adds the completion of a request by a device that executes the requests, and completes those before it.
+    /// Adds the completion of a request, which the device that executes the requests reported, and completes the
+    /// requests before it.
     pub(crate) fn complete_through(&mut self, end: usize, completion: Completion) {
         self.complete_before(end, completion.wr_id);
         let end = &mut self.ends[end];
@@ -377,7 +378,7 @@ impl RcConnection {
         can_fail
     }
 
-    /// Fails an end, as a device that executes the requests reports it.
+    /// Fails an end, because the device that executes the requests reported a failure.
     pub(crate) fn fail(&mut self, end: usize, status: Status) {
         self.ends[end].fail(status);
     }

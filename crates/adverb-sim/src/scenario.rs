@@ -182,7 +182,7 @@ pub enum InvalidRequest {
     SendTooLong,
     /// A WRITE with an invalidated key.
     InvalidatedKey,
-    /// A SEND from memory with a local key that doesn't exist.
+    /// A WRITE from memory with a local key that doesn't exist.
     UnknownLocalKey,
     /// A SEND with invalidate of a key for which remote invalidation isn't allowed.
     ForbiddenInvalidate,

@@ -7,7 +7,7 @@ fn connections_keep_their_invariants() {
     let totals = run_net_seeds(0..600, 2, 1);
     assert_eq!(totals.violations, []);
     assert_eq!(totals.seed_count, 600);
-    // The seeds cover sessions that resumed, messages that were reported, and graceful ends.
+    // The seeds cover faults, messages that were reported as unacknowledged, and graceful ends.
     assert!(totals.fault_count > 400);
     assert!(totals.unacknowledged_count > 50);
     assert!(totals.graceful_count > 200);

@@ -18,7 +18,7 @@ pub(super) struct PeerView {
     pub(super) session: Option<SessionView>,
     /// The messages that the application holds, with their content.
     pub(super) held: Vec<(RecvSlot, Vec<u8>)>,
-    /// The number of messages that the application keeps until the end.
+    /// The maximum number of messages that the application still holds after it released others.
     pub(super) hold_limit: usize,
     /// The send slots that the application holds, with their session.
     pub(super) slots: Vec<(SendSlot, u64)>,
@@ -47,9 +47,11 @@ pub(super) struct SessionView {
     next_received: u32,
     /// The requests that the broker has not posted yet, in order.
     expected: VecDeque<ExpectedPost>,
-    /// Counts of requests: those of the application, those that the broker posted, and those that the broker may post.
+    /// The number of requests that the application passed to the broker.
     posted: u64,
+    /// The number of these requests that the broker has posted.
     emitted: u64,
+    /// The number of these requests that the broker may post, and must post if the send queue accepts them.
     flushed: u64,
     unsignaled: u16,
     /// Whether the member has left the session.
@@ -108,7 +110,7 @@ impl SessionView {
         self.emitted >= self.flushed
     }
 
-    /// Checks a list of requests that the broker posts.
+    /// Checks a list of requests that the broker posts, and returns the number of control requests in it.
     pub(super) fn check_list(&mut self, requests: &[SendPost], interval: u16) -> Result<u64, String> {
         let before = usize::from(self.unsignaled);
         let mut signaled = 0;
@@ -179,7 +181,7 @@ impl ClusterRun {
         }
     }
 
-    /// Takes a send slot, and sends a message or keeps the slot.
+    /// Takes a send slot, and sends a message or keeps the slot. If the messages are calls, acts on calls instead.
     pub(super) fn act_message(&mut self, from: usize, to: usize) {
         if self.has_calls {
             return self.act_calls(from, to);
@@ -518,7 +520,7 @@ impl ClusterRun {
         // If the peer's own session has ended, its record of the session is gone.
         let Some(left) = &self.members[peer].peers[member].session else { return };
         if left.id == session.id && (!left.has_left || left.next_sent != session.next_received) {
-            self.report_violation("a peer's session ended as left before all its messages arrived");
+            self.report_violation("a session ended because the peer left, but messages are missing");
         }
     }
 

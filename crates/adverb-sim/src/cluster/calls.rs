@@ -104,7 +104,7 @@ impl ClusterRun {
         }
     }
 
-    /// Starts a call. Returns the parent if a resource is exhausted.
+    /// Starts a call. Returns the parent if no call was started.
     fn start_call(&mut self, from: usize, to: usize, parent: Option<Pending>) -> Result<(), Option<Pending>> {
         let peer = PeerId(to as u16);
         if !self.is_open(from, to) || self.members[from].peers[to].message_blocked {
@@ -459,7 +459,7 @@ impl ClusterRun {
         }
     }
 
-    /// Describes a call that has not ended.
+    /// Describes the calls and requests of a member that have not ended.
     pub(super) fn describe_calls(&self, member: usize) -> String {
         let Calls { outstanding, pending } = &self.members[member].calls;
         let issued = outstanding.values().next().map(|record| &self.issued[record.serial]);

@@ -29,10 +29,11 @@ const CONFIG: Config = Config {
 
 const CALL_CONFIG: rpc::Config = rpc::Config { max_calls: 4, max_requests: 4 };
 
-/// The maximum memory that a peer can make the broker, its calls and its keys occupy, in bytes.
+/// The maximum size of the broker's state.
 const MAX_BROKER_BYTES: usize = 64 << 10;
-/// Most of this memory holds the refused requests of a peer that grants no credits.
+/// The maximum size of the state of calls. Most of it is for the refused requests of a peer that grants no credits.
 const MAX_CALL_BYTES: usize = 512 << 10;
+/// The maximum size of the state of keys.
 const MAX_KEY_BYTES: usize = 128 * MAX_PEER_SEGMENTS;
 
 /// The input, as a sequence of choices.
@@ -398,7 +399,7 @@ impl Member {
     }
 }
 
-/// Returns the number of messages that were processed: each is in one count.
+/// Returns the number of messages that were processed. Exactly one of the counters includes each of them.
 fn message_count(counters: &Counters) -> u64 {
     counters.answered_calls
         + counters.requests

@@ -5,7 +5,7 @@ use adverb_proto::types::{RemoteAddress, RemoteMemory, Segment};
 
 use crate::rc_model::NicMemory;
 
-/// The bytes that each peer may write and read in a member's exposed memory: 64 bytes, and two words for atomics.
+/// The number of bytes that each peer may write and read in a member's exposed memory: 64, and two words for atomics.
 pub(super) const AREA: usize = 80;
 /// The size of a local buffer of a transfer.
 pub(super) const BUFFER: usize = 64;
@@ -25,12 +25,14 @@ pub(super) struct MemberMemory {
     exposed: usize,
     /// The registered segments, by the position of their memory after the exposed areas.
     segments: [Option<Registered>; MAX_SEGMENTS],
+    /// The offset of the message slots.
     slots: usize,
     slots_per_peer: usize,
     slot_size: usize,
     send_slots: usize,
+    /// The offset of the buffers.
     buffers: usize,
-    /// Whether a transfer uses the buffer.
+    /// Whether a transfer uses each buffer.
     in_use: Vec<bool>,
     free: Vec<usize>,
     /// The first invalid access.

@@ -19,7 +19,8 @@
 //! handlers that make calls:
 //!
 //! - each call ends exactly once, with the reply or failure of its own request;
-//! - a request arrives once, and can be answered while its caller waits, only in its own session;
+//! - a request arrives once;
+//! - a request can be answered while its caller waits, but not after its session has ended;
 //! - a call expires at its deadline, and ends with its session.
 //!
 //! In half of the runs, members publish and withdraw segments of an arena, while others transfer data by pointers to

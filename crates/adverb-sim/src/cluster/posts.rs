@@ -120,7 +120,8 @@ impl ClusterRun {
             {
                 // The count of credits, without the flags of credit and control messages.
                 let unused = (immediate << 2 >> 2).wrapping_sub(link.connection.received_count(end));
-                if unused as usize > link.connection.receive_count(end) && link.connection.is_working() {
+                if unused as usize > link.connection.posted_receive_count(end) && link.connection.is_working()
+                {
                     self.report_violation("credits were announced before their receives were posted");
                 }
             }

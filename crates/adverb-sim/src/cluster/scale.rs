@@ -11,7 +11,7 @@ use adverb_proto::types::{CompletedOperation, Completion, Qpn, SendFlags, SendOp
 /// The figures of [`run_cluster_scale`].
 #[derive(Clone, Debug)]
 pub struct ClusterScale {
-    /// The number of members, each with one thread.
+    /// The number of members, each with one broker.
     pub member_count: usize,
     /// The number of sessions of all members.
     pub session_count: u64,
@@ -19,7 +19,7 @@ pub struct ClusterScale {
     pub setup_time: Duration,
     /// The number of messages that arrived.
     pub message_count: u64,
-    /// The CPU time of sending and receiving them.
+    /// The CPU time of sending and receiving the messages.
     pub message_time: Duration,
     /// The bytes of a member's broker state.
     pub state_bytes_per_member: usize,
@@ -73,39 +73,39 @@ pub fn run_cluster_scale(member_count: usize, rounds: u32) -> Result<ClusterScal
         keepalive: Some(Duration::from_secs(1)),
     };
     let clock = CpuClock::new();
-    let mut fabric = Fabric::new(config, member_count)?;
+    let mut cluster = Cluster::new(config, member_count)?;
     let setup_time = clock.elapsed();
     let clock = CpuClock::new();
     for round in 0..rounds {
         for member in 0..member_count {
             // Each member begins with a different peer, as clients of a real cluster do.
             for offset in 1..member_count {
-                fabric.send(member, (member + offset) % member_count, round)?;
+                cluster.send(member, (member + offset) % member_count, round)?;
             }
-            fabric.poll(member)?;
+            cluster.poll(member)?;
         }
     }
     // Process the last credit messages and completions.
     for _ in 0..2 {
         for member in 0..member_count {
-            fabric.poll(member)?;
+            cluster.poll(member)?;
         }
     }
     let message_time = clock.elapsed();
     let expected = u64::from(rounds) * (member_count * (member_count - 1)) as u64;
-    if fabric.received != expected {
-        return Err(format!("{} of {expected} messages arrived", fabric.received));
+    if cluster.received != expected {
+        return Err(format!("{} of {expected} messages arrived", cluster.received));
     }
-    let memory = fabric.brokers[0].memory_use();
+    let memory = cluster.brokers[0].memory_use();
     Ok(ClusterScale {
         member_count,
         session_count: (member_count * (member_count - 1)) as u64,
         setup_time,
-        message_count: fabric.received,
+        message_count: cluster.received,
         message_time,
         state_bytes_per_member: memory.state_bytes,
         message_bytes_per_member: memory.message_bytes,
-        digest: fabric.digest,
+        digest: cluster.digest,
     })
 }
 
@@ -132,8 +132,8 @@ impl CpuClock {
     }
 }
 
-/// Brokers, and queue pairs that execute requests at once.
-struct Fabric {
+/// The brokers of all members, and queue pairs that execute requests at once.
+struct Cluster {
     brokers: Vec<Broker>,
     /// The posted receives, by receiver and sender.
     receives: Vec<VecDeque<u64>>,
@@ -145,10 +145,10 @@ struct Fabric {
     digest: u64,
 }
 
-impl Fabric {
-    fn new(config: Config, count: usize) -> Result<Fabric, String> {
+impl Cluster {
+    fn new(config: Config, count: usize) -> Result<Cluster, String> {
         let new = |_| Broker::new(config, count).map_err(|error| error.to_string());
-        let mut fabric = Fabric {
+        let mut cluster = Cluster {
             brokers: (0..count).map(new).collect::<Result<_, _>>()?,
             receives: (0..count * count).map(|_| VecDeque::new()).collect(),
             completions: (0..count).map(|_| VecDeque::new()).collect(),
@@ -159,21 +159,21 @@ impl Fabric {
         for a in 0..count {
             for b in a + 1..count {
                 let (peer_a, peer_b) = (PeerId(a as u16), PeerId(b as u16));
-                let credits_a = fabric.brokers[a].prepare(peer_b).map_err(|error| error.to_string())?;
-                let credits_b = fabric.brokers[b].prepare(peer_a).map_err(|error| error.to_string())?;
-                fabric.post(a)?;
-                fabric.post(b)?;
+                let credits_a = cluster.brokers[a].prepare(peer_b).map_err(|error| error.to_string())?;
+                let credits_b = cluster.brokers[b].prepare(peer_a).map_err(|error| error.to_string())?;
+                cluster.post(a)?;
+                cluster.post(b)?;
                 let established = [
-                    fabric.brokers[a].establish(peer_b, 1, credits_b, Time::ZERO),
-                    fabric.brokers[b].establish(peer_a, 1, credits_a, Time::ZERO),
+                    cluster.brokers[a].establish(peer_b, 1, credits_b, Time::ZERO),
+                    cluster.brokers[b].establish(peer_a, 1, credits_a, Time::ZERO),
                 ];
                 established.into_iter().collect::<Result<(), _>>().map_err(|error| error.to_string())?;
             }
         }
         for member in 0..count {
-            fabric.post(member)?;
+            cluster.post(member)?;
         }
-        Ok(fabric)
+        Ok(cluster)
     }
 
     /// Sends a message. If the sender has no credits, both members poll first.

@@ -168,7 +168,7 @@ impl ClusterRun {
         let owner = &self.members[to];
         let is_registered = owner.epoch == epoch && owner.memory.is_registered(range.memory.rkey);
         if !is_registered && !self.is_faulted(from, to) {
-            self.report_violation("a pointer to a segment was resolved that its owner had deregistered");
+            self.report_violation("a pointer was resolved to a segment that its owner had deregistered");
         }
         is_registered.then_some((number, range))
     }
@@ -233,7 +233,7 @@ impl ClusterRun {
     pub(super) fn check_bounds(&mut self, member: usize) {
         let state = &self.members[member];
         let count = self.members.len();
-        // A few segments per peer, in lists whose capacity is at most doubled.
+        // Each peer has a few segments, in lists whose capacity is at most twice their length.
         let max_key_bytes = 2048 + count * 1024;
         let per_peer = usize::from(self.call_config.max_calls) * 128
             + usize::from(self.call_config.max_requests) * (128 + 2 * self.config.slot_size as usize);

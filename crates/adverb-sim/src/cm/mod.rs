@@ -4,7 +4,8 @@
 //! it connects, accepts, rejects, abandons and disconnects. Established connections exchange pings in place of queue
 //! pairs' packets, so that a side notices that its peer has disappeared. Every run checks that
 //!
-//! - each call ends by its deadline with exactly one outcome, and each established connection ends;
+//! - each call (connect, accept or resolve) ends by its deadline with exactly one outcome;
+//! - each established connection ends;
 //! - the parameters of both ends' queue pairs match;
 //! - the manager reports each connection request to the application once;
 //! - after the fabric recovers, no reachable peer is reported as unreachable;
@@ -120,6 +121,7 @@ struct Rules {
     faults_end_at: Time,
     /// The service ID of the listeners for connections.
     service: ServiceId,
+    /// The service ID of the listeners for service ID resolution.
     datagrams: ServiceId,
 }
 
@@ -140,7 +142,7 @@ impl Actors for CmRun {
             local: self.world.nodes[packet.to].address,
             remote: self.world.nodes[packet.from].address,
         };
-        // Corrupt packets are dropped, as by any adapter.
+        // Corrupt packets are dropped, as a NIC does.
         let Some(content) = packet::read(addrs, packet) else { return };
         match content {
             Content::Mad(mad) => {
@@ -227,7 +229,7 @@ impl CmRun {
         config.request_timeout = self.rules.timeout;
         config.max_half_open = MAX_HALF_OPEN;
         let mut manager = Manager::new(config);
-        // All nodes except the first may have no listener. They reject requests.
+        // Some nodes have no listeners and reject requests, but the first node always has them.
         if index == 0 || random.below(4) > 0 {
             for (service, transport) in
                 [(self.rules.service, Transport::Rc), (self.rules.datagrams, Transport::Ud)]

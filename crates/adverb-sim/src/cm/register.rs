@@ -33,16 +33,19 @@ pub(super) enum Outcome {
     Dropped,
 }
 
+/// A connection or a service ID resolution that an application requested.
 #[derive(Default)]
 struct Call {
     parts: BTreeMap<Role, Part>,
     /// The node that got the request, and the time until which a duplicate is a violation.
     requested: Option<(usize, Time)>,
-    /// Whether an application was slow or rejected the call.
+    /// Whether an application was slow, or rejected or abandoned the call, so that a side may report its peer as
+    /// unreachable.
     slow: bool,
     sides: Vec<(Role, QpAttributes, Option<Qpn>)>,
 }
 
+/// The attempt of one side: to connect, to accept or to resolve.
 struct Part {
     since: Time,
     deadline: Time,
@@ -140,7 +143,7 @@ impl Register {
         if now > deadline {
             self.report_violation(now, format!("{role:?} ended after its deadline {deadline}: {outcome:?}"));
         }
-        // Intervals grow to eight times the first, and three messages must be delivered.
+        // Retransmission intervals grow to eight times the first one, and three messages must be delivered.
         let healthy = deadline - since.max(self.rules.faults_end_at);
         if outcome == Outcome::Unreachable && !slow && healthy > self.rules.response * 40 {
             self.report_violation(

@@ -374,7 +374,7 @@ impl PacketGenerator<'_, '_, '_> {
         }
     }
 
-    /// Returns an earlier packet, unchanged or redirected to another queue pair.
+    /// Returns an earlier packet, unchanged or redirected to the target queue pair.
     fn replay(&mut self) -> ForgedPacket {
         let mut bytes = self.history_packet();
         if self.decisions.one_in(2) {
@@ -423,7 +423,7 @@ impl PacketGenerator<'_, '_, '_> {
         }
     }
 
-    /// Redirects a packet to another queue pair.
+    /// Redirects a packet to the target queue pair.
     fn redirect(&self, bytes: &mut [u8]) {
         if let Some(place) = bytes.get_mut(5..8) {
             place.copy_from_slice(&self.target_info.qpn.get().to_be_bytes()[1..]);

@@ -70,7 +70,7 @@ struct Attack<'a> {
     report: AttackReport,
 }
 
-/// A queue pair under attack, from the attacker's view.
+/// A queue pair under attack, with its parameters and the requests that its owner has posted.
 #[derive(Debug)]
 struct Target {
     qpn: Qpn,

@@ -15,7 +15,7 @@ use super::generator::AttackerState;
 use super::{Attack, LOCAL, MAX_REGIONS, MAX_TARGETS, PEER, PORT, QKEY, Target};
 
 impl Attack<'_> {
-    /// Registers memory at any address, of any length, with any valid combination of rights.
+    /// Registers memory at one of several addresses, with one of several lengths and combinations of rights.
     pub(super) fn register(&mut self) {
         if self.memory.areas().iter().filter(|area| area.key != 0).count() >= MAX_REGIONS {
             return;

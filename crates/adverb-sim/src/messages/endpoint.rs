@@ -204,7 +204,7 @@ impl MessageRun {
         self.world.plan(at, Task::Connect { endpoint: index });
     }
 
-    /// Closes an endpoint's memory window.
+    /// Records that an endpoint's memory window is no longer bound.
     pub(super) fn close_window(&mut self, index: usize) {
         let node = self.endpoints[index].node;
         let Some(window) = &mut self.endpoints[index].window else { return };

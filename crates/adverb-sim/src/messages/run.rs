@@ -24,7 +24,7 @@ pub(super) struct MessageRun {
     pub(super) messages: Vec<Message>,
     pub(super) slots: Vec<Slot>,
     pub(super) random: Random,
-    /// The maximum delay of a packet.
+    /// The ACK timeout of the connections.
     pub(super) ack_timeout: Duration,
     pub(super) operations: u64,
     pub(super) created_qp_count: u64,
@@ -150,11 +150,11 @@ pub(super) enum Task {
     Connect { endpoint: usize },
     /// Closes a failed pair of endpoints, and connects them later.
     Reconnect { endpoint: usize, epoch: u32 },
-    /// Processes a device's packets and completions.
+    /// Sends a device's packets, and checks its completions.
     Pump { node: usize },
 }
 
-/// An event sink that counts datagrams, and records all events if it is switched on.
+/// An event sink that counts datagrams, and records all events if its trace is enabled.
 #[derive(Debug, Default)]
 pub(super) struct DatagramCounter {
     trace: Trace,

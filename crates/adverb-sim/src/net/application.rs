@@ -12,7 +12,7 @@ const EXPOSED_LEN: u32 = 40;
 
 type ModelConnection = Connection<Vec<u8>, ModelRegion>;
 
-/// The end of an application's messages.
+/// The action of an application after its last message.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Ending {
     /// The application leaves the connection open.
@@ -50,7 +50,7 @@ pub(super) enum EagerCall {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Progress {
     Sending,
-    /// The planned ending was performed.
+    /// The application has performed its planned ending, or can send no more because the connection has ended.
     Ended,
     /// The application has closed or aborted the connection, and receives nothing more.
     Left,
@@ -77,6 +77,7 @@ pub(super) struct Application {
     pub(super) progress: Progress,
     pub(super) sent: u64,
     pub(super) received: u64,
+    /// Whether the application has received the peer's shutdown.
     pub(super) has_shutdown: bool,
     /// Whether the application makes no more calls.
     pub(super) is_hung: bool,
@@ -159,9 +160,9 @@ impl Application {
         }
     }
 
-    /// Returns the maximum number of bytes that the connection keeps for a replay, if eager messages have at most
-    /// `eager_limit` bytes: the peer's ring and a batch, or all frames if there are rendezvous messages, because the
-    /// peer may read other messages before those.
+    /// Returns the maximum number of bytes that the connection keeps for a replay. If all messages are eager (at most
+    /// `eager_limit` bytes), these are the peer's ring and a batch. Otherwise, these are all frames, because the peer
+    /// may read other messages before a rendezvous message.
     pub(super) fn max_kept_bytes(&self, peer_ring: usize, eager_limit: u32) -> usize {
         let frames = self.plan.iter().map(|planned| planned.len as usize + 32).sum::<usize>();
         // The announcements of exposed regions are frames, too.
@@ -393,8 +394,9 @@ impl Application {
         self.unacknowledged.push(number);
     }
 
-    /// Checks the messages of this sender after the end. Without a session, posted messages may be lost, but not after
-    /// a graceful close: the peer's device has them, so they are lost only if the peer never had a connection.
+    /// Checks that the messages of this sender were received or reported. Without a session, posted messages may be
+    /// lost. After a graceful close, the peer's device has all messages, so they are lost only if the peer never had a
+    /// connection.
     pub(super) fn check_sent(&mut self, receipt: Receipt, has_session: bool) {
         let is_closed = self.end == Some(EndReason::Closed);
         let (received, is_promised) = match receipt {

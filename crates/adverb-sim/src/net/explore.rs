@@ -57,12 +57,12 @@ enum Step {
     Drive(usize),
     /// The NIC executes all requests of a side.
     Execute(usize),
-    /// The lane breaks, after the NICs have executed this number of each side's requests.
+    /// The lane breaks, after the NICs have executed these numbers of requests of the connector and of the listener.
     Break(usize, usize),
     Act(Action),
 }
 
-/// A hash function of 128 bits: two sums of words, each multiplied and rotated.
+/// A hash function of 128 bits: two different hashes of the same words.
 struct Fingerprint(u64, u64);
 
 impl Hasher for Fingerprint {
@@ -107,8 +107,9 @@ fn fingerprint(state: &State) -> u128 {
 }
 
 impl State {
-    /// Whether a step may have an effect. Other steps are not tried, because copying the state takes time.
-    fn may_have_effect(&self, step: Step) -> bool {
+    /// Whether the search tries a step: the step may have an effect, and the faults of the search permit it. Other
+    /// steps are not tried, because copying the state takes time.
+    fn is_tried(&self, step: Step) -> bool {
         match step {
             Step::Drive(_) => true,
             Step::Act(Action::Send(side)) => self.pair.sides[side].application.is_sending(),
@@ -247,12 +248,12 @@ impl NetPlan {
     }
 }
 
-/// Visits all states of a connection with a ring of 512 bytes and four writes, with at most `break_count` breaks of
-/// lanes and `restart_count` restarts: breadth first, up to `max_states`.
+/// Visits all states of a connection with a ring of 512 bytes and at most four outstanding writes, with at most
+/// `break_count` breaks of lanes and `restart_count` restarts: breadth first, up to `max_states`.
 ///
 /// The checks are those of [`run_net`](crate::run_net). In addition, a final state can be reached from each state. A
-/// driver's work and the execution of a side's requests are single steps. A break interrupts the execution after any of
-/// the first three requests, but not in plans with many states.
+/// driver's work and the execution of a side's requests are single steps. A break interrupts the execution after up to
+/// three requests of each side, or before the first one in plans with many states.
 pub fn explore_net(plan: NetPlan, break_count: u8, restart_count: u8, max_states: usize) -> NetExploration {
     let config = Config {
         recv_ring_size: 512,
@@ -371,7 +372,7 @@ fn explore(first: State, max_executed: usize, max_states: usize) -> NetExplorati
                 }
                 continue;
             }
-            for step in steps.iter().filter(|step| state.may_have_effect(**step)) {
+            for step in steps.iter().filter(|step| state.is_tried(**step)) {
                 let mut successor = state.clone();
                 if !successor.step(*step) {
                     continue;

@@ -42,42 +42,42 @@ impl Choices<'_> {
 }
 
 #[derive(Clone, Debug)]
-struct HostileRegion {
+struct TargetRegion {
     key: u32,
     len: u64,
 }
 
-impl Region for HostileRegion {
+impl Region for TargetRegion {
     fn remote(&self) -> RemoteMemory {
         RemoteMemory { addr: 0x1000, rkey: self.key, len: self.len }
     }
 }
 
 /// The memory of the connection. The peer can write the ring at any time.
-struct HostileMemory {
+struct TargetMemory {
     ring: Vec<u8>,
     regions: BTreeSet<u32>,
     next_key: u32,
     violation: Option<String>,
 }
 
-impl HostileMemory {
-    fn register(&mut self, len: usize) -> HostileRegion {
+impl TargetMemory {
+    fn register(&mut self, len: usize) -> TargetRegion {
         self.next_key += 1;
         self.regions.insert(self.next_key);
-        HostileRegion { key: self.next_key, len: len as u64 }
+        TargetRegion { key: self.next_key, len: len as u64 }
     }
 
-    fn release(&mut self, region: &HostileRegion) {
+    fn release(&mut self, region: &TargetRegion) {
         if !self.regions.remove(&region.key) {
             self.violation = Some("a region was released twice".to_owned());
         }
     }
 }
 
-impl Memory for HostileMemory {
+impl Memory for TargetMemory {
     type Buf = Vec<u8>;
-    type Region = HostileRegion;
+    type Region = TargetRegion;
 
     fn alloc(&mut self, len: usize) -> Option<Vec<u8>> {
         if len > (MAX_MESSAGE + RING_LEN).max(16 << 10) as usize {
@@ -86,7 +86,7 @@ impl Memory for HostileMemory {
         Some(vec![0; len])
     }
 
-    fn read_ring(&mut self, _: &HostileRegion, offset: u32, out: &mut Vec<u8>) {
+    fn read_ring(&mut self, _: &TargetRegion, offset: u32, out: &mut Vec<u8>) {
         match self.ring.get(offset as usize..offset as usize + out.len()) {
             Some(bytes) => out.copy_from_slice(bytes),
             None => self.violation = Some("a read exceeds the ring".to_owned()),
@@ -96,8 +96,8 @@ impl Memory for HostileMemory {
 
 /// The connection, its driver and its queue pair.
 struct Target {
-    connection: Connection<Vec<u8>, HostileRegion>,
-    memory: HostileMemory,
+    connection: Connection<Vec<u8>, TargetRegion>,
+    memory: TargetMemory,
     config: Config,
     role: Role,
     now: Time,
@@ -109,7 +109,7 @@ struct Target {
     /// The number of writes with frames over the current lane, and the number whose credits the peer has returned.
     writes: u64,
     writes_read: u64,
-    registering: Option<Register<Vec<u8>, HostileRegion>>,
+    registering: Option<Register<Vec<u8>, TargetRegion>>,
     must_drain: bool,
     must_dial: bool,
 }
@@ -157,7 +157,7 @@ impl Target {
         };
         Target {
             connection,
-            memory: HostileMemory {
+            memory: TargetMemory {
                 ring: vec![0; RING_LEN as usize],
                 regions: BTreeSet::new(),
                 next_key: 0,

@@ -5,7 +5,7 @@
 //! at one, packets are lost, dialing fails, and processes hang, die without notice or restart. The checks of every run:
 //!
 //! - each message is received once, in order and unaltered, or reported as unacknowledged;
-//! - nothing is received after a shutdown or a close, and nothing can be sent;
+//! - nothing is received after the peer's shutdown or after a close, and nothing can be sent after a shutdown;
 //! - no write finds the receive queue empty (credits), and no place in a ring is overwritten before it is read;
 //! - no request uses the key of released memory, and the NIC accesses no buffer that was returned;
 //! - the buffered messages, the messages that are kept for a replay, the requests in flight and the registered regions
@@ -57,7 +57,7 @@ pub struct NetOutcome {
     pub lane_count: u64,
     /// The number of injected faults.
     pub fault_count: u64,
-    /// The number of connections that ended gracefully.
+    /// The number of sides that closed the connection gracefully.
     pub graceful_count: u64,
     /// The number of packets, if the seed ran on devices.
     pub packet_count: u64,
@@ -471,7 +471,8 @@ impl Run {
         false
     }
 
-    /// Completes all work without random faults, closes both sides, and checks that both connections end.
+    /// Completes all work without faults other than those of [`Run::break_close`], closes both sides, and checks that
+    /// both connections end.
     fn finish(&mut self) {
         if !self.run_until_idle() {
             return;
@@ -561,7 +562,7 @@ pub struct NetTotals {
     pub lane_count: u64,
     /// The number of injected faults.
     pub fault_count: u64,
-    /// The number of connections that ended gracefully.
+    /// The number of sides that closed the connection gracefully.
     pub graceful_count: u64,
     /// The number of packets of the seeds that ran on devices.
     pub packet_count: u64,
