@@ -38,7 +38,7 @@ impl ScenarioRun {
                 self.connections[connection].sides[side].waiting = true;
                 return;
             }
-            // A side that waits for a free entry needs the completion.
+            // A side that waits for a free entry of the send queue needs a completion.
             step.is_signaled |= outstanding + 1 >= program.send_depth;
             let node = state.node;
             if !self.step(connection, side, &step) {
@@ -258,9 +258,9 @@ impl ScenarioRun {
                 length = 0;
                 plain(SendOperation::LocalInvalidate(key))
             }
-            Action::Invalid(violation) => {
+            Action::Invalid(invalid) => {
                 let (operation, status) =
-                    direction.invalid_request(violation, random, &mut length, garbage, mtu);
+                    direction.invalid_request(invalid, random, &mut length, garbage, mtu);
                 if matches!(operation, SendOperation::Read(_) | SendOperation::FetchAdd { .. }) {
                     response = Some(None);
                 }
@@ -416,7 +416,7 @@ impl Direction {
     /// Creates an invalid request with its expected error status.
     fn invalid_request(
         &self,
-        violation: InvalidRequest,
+        invalid: InvalidRequest,
         random: &mut Random,
         length: &mut u32,
         garbage: RemoteAddress,
@@ -424,7 +424,7 @@ impl Direction {
     ) -> (SendOperation, Status) {
         let target = &self.target;
         *length = (*length).max(2);
-        match violation {
+        match invalid {
             InvalidRequest::UnknownKey => {
                 let remote = RemoteAddress { addr: target.addr, ..garbage };
                 (SendOperation::Write(remote), Status::RemoteAccess)

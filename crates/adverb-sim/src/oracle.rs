@@ -215,14 +215,15 @@ impl ScenarioRun {
         let spec = &self.scenario.connections[connection];
         let (rnr_retry, retry_count) = (spec.rnr_retry, spec.retry_count);
         let period = 4096u64 << spec.ack_timeout_exponent;
-        // On a slow link, a packet may be queued longer than the sum of the sender's timeouts.
+        // On a slow link, a packet may be queued for longer than the ACK timeout.
         let max_wait = self.scenario.faults.bottleneck.map_or(0, |slow| {
             u64::try_from(u128::from(slow.queue_capacity) * 8 * 1_000_000_000 / u128::from(slow.rate.max(1)))
                 .unwrap_or(u64::MAX)
         });
         let now = self.world.now;
         let state = &self.connections[connection];
-        // All retries together take less than this time, including the waits between them.
+        // Only faults since this time can have caused the failure: all retries and the waits between them are
+        // shorter.
         let since = now.as_nanos().saturating_sub(2 * (u64::from(retry_count) + 3) * period + 2_000_000);
         let recent = state.faults.iter().filter(|at| at.as_nanos() >= since).count();
         let failed_before = state.sides[side].failed;
@@ -352,7 +353,7 @@ impl ScenarioRun {
         }
     }
 
-    /// Checks that a queue pair in the error state flushes all posted requests.
+    /// Moves a queue pair to the error state, and checks that it flushes all posted requests.
     fn flush_side(&mut self, connection: usize, side: usize) {
         let state = &mut self.connections[connection].sides[side];
         if state.destroyed {

@@ -318,11 +318,11 @@ impl Program {
         match random.below(10) {
             _ if !ends_with_failure => {}
             0..6 => {
-                let violation = random.pick(&InvalidRequest::ALL);
-                if violation == InvalidRequest::InvalidatedKey {
+                let invalid = random.pick(&InvalidRequest::ALL);
+                if invalid == InvalidRequest::InvalidatedKey {
                     steps.push(step_with(random, Action::SendInvalidate));
                 }
-                steps.push(step_with(random, Action::Invalid(violation)));
+                steps.push(step_with(random, Action::Invalid(invalid)));
                 steps.push(Step::random(random, mtu));
                 steps.push(Step::random(random, mtu));
             }

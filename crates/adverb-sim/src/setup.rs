@@ -144,7 +144,7 @@ impl ScenarioRun {
         let mtu = u32::from(spec.mtu.bytes());
         let response_bytes: u32 =
             steps.iter().map(|step| if step.action.is_read() { step.length } else { 8 }).sum();
-        let messages: u32 =
+        let message_bytes: u32 =
             steps.iter().filter(|step| step.action.consumes_receive()).map(|step| step.length + 64).sum();
         let write = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let everything = Access::LOCAL_WRITE | Access::REMOTE;
@@ -152,7 +152,7 @@ impl ScenarioRun {
         Direction {
             source: self.create_area(here, pd, 16 * mtu, Access::empty()),
             response: self.create_area(here, pd, response_bytes, Access::LOCAL_WRITE),
-            receives: self.create_area(there, remote_pd, messages, Access::LOCAL_WRITE),
+            receives: self.create_area(there, remote_pd, message_bytes, Access::LOCAL_WRITE),
             read_only: self.create_area(there, remote_pd, mtu, Access::REMOTE_READ),
             write_only: self.create_area(there, remote_pd, mtu, write),
             other_domain: self.create_area(there, other_pd, mtu, everything),

@@ -72,7 +72,7 @@ mod mutants {
     }
 
     #[test]
-    fn attacks_detect_their_mutations() {
+    fn attacks_detect_mutations_of_the_connection_manager() {
         for mutation in
             [Mutation::CmEstablishedTwice, Mutation::CmRejAnsweredByRej, Mutation::CmRemoteIdLeaks]
         {

@@ -1,4 +1,4 @@
-//! Connections on modeled queue pairs.
+//! Connections on modeled queue pairs and on devices.
 
 use adverb_sim::{NetPlan, Random, explore_net, net_attack_from_bytes, run_net, run_net_seeds};
 

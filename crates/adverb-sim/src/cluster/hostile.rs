@@ -73,7 +73,9 @@ struct Member {
     credits: u32,
     tickets: usize,
     next_segment: u32,
+    /// The numbers of the outstanding calls.
     calls: BTreeSet<u64>,
+    /// The same calls, in any order, from which the application chooses one to cancel.
     outstanding: Vec<CallId>,
     requests: Vec<RequestId>,
 }

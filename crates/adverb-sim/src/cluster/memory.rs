@@ -83,7 +83,7 @@ impl MemberMemory {
         }
     }
 
-    /// Returns the range of a peer's area, from `offset` in it.
+    /// Returns the range of `len` bytes at `offset` in a peer's area.
     pub(super) fn remote_range(&self, peer: usize, offset: usize, len: usize) -> RemoteMemory {
         RemoteMemory { addr: (peer * AREA + offset) as u64, rkey: self.key, len: len as u64 }
     }

@@ -81,7 +81,7 @@ pub(super) struct Member {
 pub(super) struct Link {
     id: u64,
     pub(super) connection: RcConnection,
-    /// Whether a fault was injected.
+    /// Whether the session may fail: a fault was injected, or an end was destroyed.
     is_faulted: bool,
 }
 

@@ -144,7 +144,7 @@ impl Application {
         let private = token.to_be_bytes();
         let resolve = ResolveParams {
             addrs: cx.addrs(to),
-            service: cx.rules.datagrams,
+            service: cx.rules.resolution_service,
             source_port: 40_001,
             private_data: &private,
             deadline,
@@ -204,7 +204,7 @@ impl Application {
                     unanswered_pings: 0,
                 };
                 self.connections.insert(request.id, own);
-                let timeout = cx.rules.response * cx.random.between(30, 80) as u32;
+                let timeout = cx.rules.response_timeout * cx.random.between(30, 80) as u32;
                 let (prompt, decision) = match cx.random.below(20) {
                     0 => (false, Decision::Reject),
                     1 => (false, Decision::Abandon),
@@ -257,11 +257,12 @@ impl Application {
                 match cx.random.below(8) {
                     0 => {
                         cx.register.mark_slow(token);
-                        cx.register.recognize_duplicates_until(token, cx.now + cx.rules.timeout);
+                        cx.register.recognize_duplicates_until(token, cx.now + cx.rules.request_timeout);
                     }
                     1 => {
                         cx.register.mark_slow(token);
-                        cx.tasks.push((cx.rules.response * 3, Task::Respond { id: query.id, yes, token }));
+                        let after = cx.rules.response_timeout * 3;
+                        cx.tasks.push((after, Task::Respond { id: query.id, yes, token }));
                     }
                     _ => self.run(cx, Task::Respond { id: query.id, yes, token }),
                 }
@@ -292,7 +293,7 @@ impl Application {
         }
     }
 
-    /// Decides at once if `prompt`, and otherwise after up to five response times.
+    /// Decides at once if `prompt`, and otherwise after up to five response timeouts.
     fn decide_or_plan(
         &mut self,
         cx: &mut CallContext<'_>,
@@ -305,7 +306,7 @@ impl Application {
             return self.decide(cx, id, decision);
         }
         cx.register.mark_slow(token);
-        let after = cx.rules.response.mul_f64(cx.random.below(500) as f64 / 100.0);
+        let after = cx.rules.response_timeout.mul_f64(cx.random.below(500) as f64 / 100.0);
         cx.tasks.push((after, Task::Decide { id, decision }));
     }
 
@@ -367,7 +368,7 @@ impl Application {
             own.local_qp.map(|local_qp| local_qp.qpn),
         );
         // The pings start soon or much later. One side or both sides end the connection.
-        let response = cx.rules.response;
+        let response = cx.rules.response_timeout;
         let quiet = if cx.random.below(2) == 0 { response } else { response * 90 };
         cx.tasks.push((quiet, Task::SendPing { id }));
         if own.role != Role::Server || cx.random.below(3) == 0 {
@@ -421,7 +422,7 @@ impl Application {
     }
 
     fn end(&mut self, cx: &mut CallContext<'_>, id: ConnectionId, abandon: bool) {
-        let (now, deadline) = (cx.now, cx.now + cx.rules.response * 20);
+        let (now, deadline) = (cx.now, cx.now + cx.rules.response_timeout * 20);
         let Some(own) = self.connections.get_mut(&id).filter(|own| !own.dropped) else { return };
         if own.established {
             own.dropped = true;
@@ -453,7 +454,7 @@ impl Application {
         let addrs = AddrPair { local: path.local(), remote: path.remote() };
         let (to, from, psn) = (ready.ready_to_receive.remote_qpn, local_qp.qpn, ready.ready_to_send.psn);
         cx.pings.push((addrs, Content::Ping { to, from, psn, reply: false }));
-        cx.tasks.push((cx.rules.response, Task::SendPing { id }));
+        cx.tasks.push((cx.rules.response_timeout, Task::SendPing { id }));
     }
 
     /// Handles a ping to a queue pair.

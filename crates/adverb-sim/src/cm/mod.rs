@@ -112,17 +112,17 @@ struct CmRun {
 #[derive(Clone, Copy, Debug)]
 struct Rules {
     /// The initial response timeout of a manager.
-    response: Duration,
+    response_timeout: Duration,
     /// The duration of time-wait, which exceeds the lifetime of packets.
     timewait: Duration,
     /// The time limit for an application's decision.
-    timeout: Duration,
+    request_timeout: Duration,
     /// The time at which the faults end.
     faults_end_at: Time,
     /// The service ID of the listeners for connections.
     service: ServiceId,
     /// The service ID of the listeners for service ID resolution.
-    datagrams: ServiceId,
+    resolution_service: ServiceId,
 }
 
 /// The maximum number of steps. Runs that end take far fewer.
@@ -204,12 +204,12 @@ impl CmRun {
             faults.partitions.push(Partition { devices: between, start, end });
         }
         let rules = Rules {
-            response: response.duration(),
+            response_timeout: response.duration(),
             timewait: base_delay * 4 + latency * 16,
-            timeout: response.duration() * 40,
+            request_timeout: response.duration() * 40,
             faults_end_at,
             service: ServiceId::tcp_port(7471),
-            datagrams: ServiceId::udp_port(7471),
+            resolution_service: ServiceId::udp_port(7471),
         };
         let fabric = Fabric::new(faults, faults_end_at, latency, base_delay, random.u64());
         let mut run = CmRun { world: World::new(fabric, trace), register: Register::new(rules), rules };
@@ -226,13 +226,13 @@ impl CmRun {
         let mut config = Config::new(random.u64());
         config.response_timeout = response;
         config.timewait = self.rules.timewait;
-        config.request_timeout = self.rules.timeout;
+        config.request_timeout = self.rules.request_timeout;
         config.max_half_open = MAX_HALF_OPEN;
         let mut manager = Manager::new(config);
         // Some nodes have no listeners and reject requests, but the first node always has them.
         if index == 0 || random.below(4) > 0 {
             for (service, transport) in
-                [(self.rules.service, Transport::Rc), (self.rules.datagrams, Transport::Ud)]
+                [(self.rules.service, Transport::Rc), (self.rules.resolution_service, Transport::Ud)]
             {
                 let _ = manager.listen(ListenParams { service, bind: BindAddr::Any, transport, backlog: 32 });
             }
@@ -250,14 +250,14 @@ impl CmRun {
         let count = self.world.nodes.len() as u64;
         let (from, to) = (random.below(count) as usize, random.below(count) as usize);
         let at = Time::ZERO + busy_time.mul_f64(random.below(1000) as f64 / 1000.0);
-        let timeout = self.rules.response * random.between(2, 80) as u32;
+        let timeout = self.rules.response_timeout * random.between(2, 80) as u32;
         match random.below(10) {
             0..=6 => self.world.plan(at, (from, Task::Connect { to, timeout })),
             7 if from != to => {
                 let token = random.u64() | 1;
                 let connect_to = |to| Task::ConnectPeerToPeer { to, timeout, token };
                 self.world.plan(at, (from, connect_to(to)));
-                self.world.plan(at + self.rules.response.mul_f64(0.01), (to, connect_to(from)));
+                self.world.plan(at + self.rules.response_timeout.mul_f64(0.01), (to, connect_to(from)));
             }
             _ => self.world.plan(at, (from, Task::Resolve { to, timeout })),
         }

@@ -145,7 +145,7 @@ impl Register {
         }
         // Retransmission intervals grow to eight times the first one, and three messages must be delivered.
         let healthy = deadline - since.max(self.rules.faults_end_at);
-        if outcome == Outcome::Unreachable && !slow && healthy > self.rules.response * 40 {
+        if outcome == Outcome::Unreachable && !slow && healthy > self.rules.response_timeout * 40 {
             self.report_violation(
                 now,
                 format!("{role:?} is reported unreachable, but the fabric had no faults for {healthy:?}"),

@@ -91,7 +91,8 @@ impl AttackerState {
         self.message = before.message;
     }
 
-    /// Discards the message in flight. The caller calls this method after a reset of the target queue pair.
+    /// Discards the message in flight. The caller calls this method when the target queue pair becomes ready to
+    /// receive.
     pub fn discard_message(&mut self) {
         self.message = Message::None;
     }

@@ -123,7 +123,7 @@ impl ProcessMemory {
         }
     }
 
-    /// Registers the memory of a message, again if it was registered.
+    /// Registers the memory of a message or an exposed region. A region that is registered already gets a new key.
     pub(super) fn register_payload(&mut self, payload: Payload<Vec<u8>, ModelRegion>) -> ModelRegion {
         let bytes = self.reclaim(payload);
         self.register(bytes)

@@ -18,7 +18,7 @@ use crate::rc_model::{Execution, ModelRequest, RcConnection};
 const HELLO_RECV: u64 = u64::MAX;
 /// The `wr_id` of the receives for writes.
 const WRITE_RECV: u64 = u64::MAX - 1;
-/// The session of the connection.
+/// The ID of the connection's session.
 const SESSION: [u8; 16] = [7; 16];
 
 /// The state of a process.
