@@ -17,7 +17,7 @@ pub struct Faults {
     pub loss_per_million: u32,
     /// The probability that a packet is duplicated, in millionths.
     pub duplication_per_million: u32,
-    /// The probability that a packet arrives after packets that were sent later, in millionths.
+    /// The probability that later packets can overtake a packet, in millionths.
     pub reordering_per_million: u32,
     /// The probability that up to three bits of a packet are flipped, in millionths.
     pub corruption_per_million: u32,
@@ -74,7 +74,7 @@ pub struct FaultCounts {
     pub lost: u64,
     /// The number of duplicated packets.
     pub duplicated: u64,
-    /// The number of packets that arrived after packets sent later.
+    /// The number of packets that later packets could overtake.
     pub reordered: u64,
     /// The number of corrupted packets.
     pub corrupted: u64,

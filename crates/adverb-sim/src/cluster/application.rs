@@ -41,7 +41,7 @@ pub(super) struct PeerView {
 /// A session, as the application sees it.
 #[derive(Debug)]
 pub(super) struct SessionView {
-    /// The connection's number.
+    /// The number of the session, and of its connection.
     pub(super) id: u64,
     next_sent: u32,
     next_received: u32,

@@ -42,7 +42,7 @@ struct Outstanding {
 struct Pending {
     request: RequestId,
     from: usize,
-    /// The connection's number.
+    /// The number of the session.
     session: u64,
     serial: usize,
 }

@@ -563,7 +563,7 @@ impl ClusterRun {
             self.answer_all(member);
         }
         self.send_call_messages(member);
-        self.exchange_keys(member);
+        self.send_all_keys(member);
         self.members[member].broker.flush_all();
         for view in &mut self.members[member].peers {
             if let Some(session) = &mut view.session {

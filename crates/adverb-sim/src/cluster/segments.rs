@@ -94,7 +94,7 @@ impl ClusterRun {
     }
 
     /// Sends the control messages of a member that are due, as far as slots and credits allow.
-    pub(super) fn exchange_keys(&mut self, member: usize) {
+    pub(super) fn send_all_keys(&mut self, member: usize) {
         for _ in 0..self.members[member].keys.ready_count() {
             let Some(peer) = self.members[member].keys.poll_ready() else { return };
             if !self.send_keys(member, usize::from(peer.0)) {

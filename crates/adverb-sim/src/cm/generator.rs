@@ -172,7 +172,7 @@ fn ids(message: &Message) -> (u32, u32) {
     }
 }
 
-/// Creates a valid REQ and a valid REP with two managers.
+/// Lets two managers create a valid REQ and a valid REP.
 fn models() -> (Req, Rep) {
     let (mut active, mut passive) = (Manager::new(Config::new(1)), Manager::new(Config::new(2)));
     let addrs = AddrPair { local: [10, 0, 0, 2].into(), remote: IpAddr::from([10, 0, 0, 1]) };

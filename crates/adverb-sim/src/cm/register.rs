@@ -1,4 +1,4 @@
-//! The register of all calls and their outcomes, with its checks.
+//! The register of all calls, with the attempts of their sides and the checks of their outcomes.
 
 use std::collections::BTreeMap;
 
@@ -22,14 +22,14 @@ pub(super) enum Role {
     Resolver,
 }
 
-/// The outcome of a call.
+/// The outcome of a side's attempt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
     Established,
     Rejected(RejectReason),
     Unreachable,
     Disconnected,
-    /// The side abandoned the call.
+    /// The side abandoned its attempt.
     Dropped,
 }
 
@@ -78,7 +78,7 @@ impl Register {
         }
     }
 
-    /// Records the start of a call or an acceptance.
+    /// Records the start of a side's attempt.
     pub(super) fn begin(&mut self, now: Time, token: u64, role: Role, deadline: Time) {
         let call = self.calls.entry(token).or_default();
         let part = Part { since: now, deadline, outcome: None };
@@ -121,7 +121,7 @@ impl Register {
         }
     }
 
-    /// Records the outcome of a call, and checks it.
+    /// Records the outcome of a side's attempt, and checks it.
     pub(super) fn end(&mut self, now: Time, token: u64, role: Role, outcome: Outcome) {
         if role == Role::Server && outcome != Outcome::Established {
             self.recognize_duplicates_until(token, now + self.rules.timewait);
@@ -148,7 +148,7 @@ impl Register {
         if outcome == Outcome::Unreachable && !slow && healthy > self.rules.response_timeout * 40 {
             self.report_violation(
                 now,
-                format!("{role:?} is reported unreachable, but the fabric had no faults for {healthy:?}"),
+                format!("{role:?} did not reach its peer, but the fabric had no faults for {healthy:?}"),
             );
         }
     }
@@ -210,7 +210,7 @@ impl Register {
         }
     }
 
-    /// Checks that every call has an outcome.
+    /// Checks that every attempt has an outcome.
     pub(super) fn check_calls(&mut self, now: Time) {
         let open = self.calls.values().flat_map(|call| &call.parts).find(|(_, part)| part.outcome.is_none());
         if let Some((role, part)) = open {

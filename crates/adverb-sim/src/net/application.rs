@@ -94,7 +94,7 @@ pub(super) struct Application {
     pub(super) violation: Option<String>,
 }
 
-/// Returns the bytes of a message.
+/// Returns the bytes of a message or of an exposed region.
 fn content(side: u8, number: u64, len: u32) -> Vec<u8> {
     let first = (number as u8).wrapping_mul(31).wrapping_add(side.wrapping_mul(127));
     (0..len).map(|at| first.wrapping_add((at as u8).wrapping_mul(7))).collect()
@@ -176,7 +176,8 @@ impl Application {
         self.progress != Progress::Left && self.end.is_none()
     }
 
-    /// Sends the next message, or ends the connection as planned. Returns whether it did either.
+    /// Sends the next message, exposes the next region, or ends the connection as planned. Returns whether the
+    /// application did one of these.
     pub(super) fn send_next(
         &mut self,
         connection: &mut ModelConnection,
@@ -335,7 +336,7 @@ impl Application {
         true
     }
 
-    /// Receives a message. Returns whether there was one.
+    /// Receives a message or the peer's shutdown. Returns whether there was one.
     pub(super) fn receive_next(
         &mut self,
         connection: &mut ModelConnection,

@@ -26,7 +26,7 @@ use crate::rc_model::{ModelRequest, RcConnection};
 use crate::world::{Actors, World};
 
 /// The exponent of the ACK timeout: 131 µs. With seven retries, a queue pair fails after about a millisecond.
-const ACK_TIMEOUT: u8 = 5;
+const ACK_TIMEOUT_EXPONENT: u8 = 5;
 const PORT: u16 = 0xc000;
 
 /// Two devices, and the fabric between them.
@@ -45,7 +45,7 @@ type LaneNode = Node<Registrations, (), ()>;
 /// The completion queue of receives, and the keys of a device.
 struct Registrations {
     recv_cq: Cq,
-    /// The key of the memory of requests.
+    /// The local key of the buffers of requests.
     local_key: u32,
     /// The keys of regions, by their keys in the model.
     keys: BTreeMap<u32, u32>,
@@ -76,7 +76,7 @@ impl Devices {
             reordering_per_million: chance(30_000),
             ..Faults::default()
         };
-        let base_delay = Duration::from_nanos(4096 << ACK_TIMEOUT);
+        let base_delay = Duration::from_nanos(4096 << ACK_TIMEOUT_EXPONENT);
         let fabric = Fabric::new(faults, Time::MAX, Duration::from_micros(2), base_delay, random.u64());
         let mut network = World::new(fabric, false);
         network.nodes = [1, 2].map(|host| create_node(host, &mut random)).into();
@@ -158,7 +158,7 @@ impl Devices {
             };
             let sending = ReadyToSend {
                 psn: Psn::ZERO,
-                timeout: Timeout::new(ACK_TIMEOUT).expect("below 32"),
+                timeout: Timeout::new(ACK_TIMEOUT_EXPONENT).expect("below 32"),
                 retry_count: 7,
                 // A message that finds no receive is a violation.
                 rnr_retry: 0,

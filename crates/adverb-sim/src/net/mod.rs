@@ -53,7 +53,7 @@ pub struct NetOutcome {
     pub received_count: u64,
     /// The number of messages that were reported as unacknowledged.
     pub unacknowledged_count: u64,
-    /// The number of lanes that were established, at either side.
+    /// The number of established lanes. Each side's establishment counts.
     pub lane_count: u64,
     /// The number of injected faults.
     pub fault_count: u64,
@@ -218,7 +218,7 @@ fn plan(random: &mut Random) -> Vec<PlannedMessage> {
 impl Run {
     fn run(&mut self) {
         let steps = self.random.between(200, 2500);
-        // Slow receivers fill the rings and the receive buffers.
+        // Each action has a random weight: a side that rarely receives fills the rings and the receive buffers.
         let mut weights = [10; 10];
         for weight in &mut weights {
             *weight = self.random.pick(&[1, 4, 10, 20]);
@@ -558,7 +558,7 @@ pub struct NetTotals {
     pub received_count: u64,
     /// The number of messages that were reported as unacknowledged.
     pub unacknowledged_count: u64,
-    /// The number of lanes that were established, at either side.
+    /// The number of established lanes. Each side's establishment counts.
     pub lane_count: u64,
     /// The number of injected faults.
     pub fault_count: u64,
