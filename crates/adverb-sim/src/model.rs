@@ -28,7 +28,7 @@ pub(crate) struct Direction {
     pub(crate) revocable: Area,
     pub(crate) revoked: Option<Vec<u8>>,
     pub(crate) revocation_planned: bool,
-    /// The key that was invalidated last.
+    /// The key that the last SEND with invalidate invalidates.
     pub(crate) invalidated_key: Option<u32>,
     /// The content of the target if all posted requests succeed.
     pub(crate) image: Vec<u8>,

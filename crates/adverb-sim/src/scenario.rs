@@ -12,7 +12,7 @@ use crate::messages::MessagePlan;
 /// The plan of a run: devices, connections between them, the requests of each side, and the faults of the fabric.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// The seed of all randomness in the run.
+    /// The seed of the run's random numbers, except those of the steps and of `message_run`.
     pub seed: u64,
     /// Whether each device has an IPv6 address. The length is the number of devices.
     pub device_has_ipv6: Vec<bool>,
@@ -100,7 +100,7 @@ pub struct Step {
     pub pause: Duration,
     /// The action of the step.
     pub action: Action,
-    /// The seed of all randomness in this step.
+    /// The seed of the step's random numbers.
     pub seed: u64,
     /// Whether the request is signaled.
     pub is_signaled: bool,

@@ -46,7 +46,7 @@ impl<'a> Choices<'a> {
         Some(*first)
     }
 
-    /// Returns a number of the next four bytes. Bytes after the end of the input are zero.
+    /// Returns the next four bytes as a number. Bytes after the end of the input are zero.
     fn number(&mut self) -> u32 {
         u32::from_le_bytes([(); 4].map(|()| self.byte().unwrap_or(0)))
     }
@@ -82,8 +82,10 @@ struct Member {
 
 /// Lets a peer send the messages that the bytes describe, to a member that calls, serves and publishes segments.
 ///
-/// Returns the violated invariant, if there is one: each message is counted once, each call ends once, pointers resolve
-/// to memory that the peer announced, and the memory of the state machines is bounded.
+/// # Errors
+///
+/// Returns the violated invariant: each message is counted once, each call ends once, pointers resolve to memory that
+/// the peer announced, and the memory of the state machines is bounded.
 pub fn cluster_attack_from_bytes(bytes: &[u8]) -> Result<(), String> {
     let mut member = Member::new().map_err(|error| error.to_string())?;
     let mut choices = Choices(bytes);

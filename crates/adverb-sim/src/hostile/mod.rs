@@ -57,6 +57,7 @@ struct Attack<'a> {
     memory: Guard,
     pds: [Pd; 2],
     cqs: [Cq; 2],
+    /// The capacity of the second completion queue.
     cq_capacity: u32,
     targets: Vec<Target>,
     /// The number of created queue pairs.

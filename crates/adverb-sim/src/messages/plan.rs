@@ -11,7 +11,7 @@ use crate::fabric::Faults;
 /// The plan of a run in which queue pairs of all transports exchange messages over a fabric with faults.
 #[derive(Clone, Debug)]
 pub struct MessagePlan {
-    /// The seed of all randomness in the run.
+    /// The seed of the run's random numbers, except those of the steps.
     pub seed: u64,
     /// The number of devices.
     pub device_count: usize,
@@ -58,7 +58,7 @@ pub struct MessageStep {
     pub pause: Duration,
     /// The action of the step.
     pub action: MessageAction,
-    /// The seed of all randomness in this step.
+    /// The seed of the step's random numbers.
     pub seed: u64,
     /// The length of the message in bytes.
     pub length: u32,

@@ -35,7 +35,7 @@ impl Choices<'_> {
         u32::from(self.byte().unwrap_or(0)) % end.max(1)
     }
 
-    /// Returns a number of the next four bytes. Bytes after the end of the input are zero.
+    /// Returns the next four bytes as a number. Bytes after the end of the input are zero.
     fn number(&mut self) -> u32 {
         u32::from_le_bytes([(); 4].map(|()| self.byte().unwrap_or(0)))
     }
