@@ -47,7 +47,7 @@ struct Pending {
     serial: usize,
 }
 
-/// A call of any member, by its serial number.
+/// A call of any member, in the order of serial numbers.
 #[derive(Debug)]
 pub(super) struct Issued {
     from: usize,

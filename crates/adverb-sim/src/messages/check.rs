@@ -181,7 +181,6 @@ impl MessageRun {
         slot.done = true;
         match slot.endpoint {
             Some(owner) => {
-                // Receives of earlier epochs completed before their epoch ended, but are polled only now.
                 if owner != index {
                     return Err("belongs to another endpoint".to_owned());
                 }

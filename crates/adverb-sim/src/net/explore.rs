@@ -205,7 +205,8 @@ pub enum NetPlan {
     BothClose,
     /// Each side sends a message, and shuts down. A side closes after the peer's shutdown.
     BothShutDown,
-    /// The connector sends a rendezvous message, and shuts down; the listener shuts down at once, and closes.
+    /// The connector sends a rendezvous message, and shuts down; the listener shuts down at once. A side closes after
+    /// the peer's shutdown.
     ShutdownAndClose,
     /// The connector sends messages and closes, while the listener, which has a message to send, receives them.
     CloseAgainstMessages,

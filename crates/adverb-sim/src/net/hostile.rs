@@ -14,7 +14,7 @@ const SESSION: [u8; 16] = [7; 16];
 const RING_LEN: u32 = 1024;
 const MAX_MESSAGE: u32 = 2000;
 const RECV_BUFFER_LIMIT: usize = 1500;
-/// The maximum size of the buffered messages: the limit, the ring's frames, and one message.
+/// The maximum size of the buffered messages: the limit of the receive buffer, the ring's frames, and one message.
 const MAX_BUFFERED: usize = RECV_BUFFER_LIMIT + 5 * RING_LEN as usize + MAX_MESSAGE as usize + 64;
 /// The maximum number of bytes kept for a replay. If the peer reads the ring but no rendezvous message, the connection
 /// keeps all messages that it sends.

@@ -68,9 +68,10 @@ pub(super) struct Side {
 /// A step of the simulation. The names of the actions are part of the digest of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Action {
-    /// The application sends its next message, or ends the connection as planned.
+    /// The application sends its next message, exposes a region, reads a region of the peer, or ends the connection as
+    /// planned.
     Send(usize),
-    /// The application receives a message.
+    /// The application receives a message or the peer's shutdown.
     Receive(usize),
     /// The application closes the connection.
     Close(usize),
@@ -98,7 +99,7 @@ pub(super) enum Action {
     Cut,
     /// The device of a side fails its lane.
     FailLane(usize),
-    /// The process is killed.
+    /// The process is killed, and is then in this state.
     Kill(usize, Process),
 }
 
