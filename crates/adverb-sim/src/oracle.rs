@@ -266,7 +266,7 @@ impl ScenarioRun {
         let messages = |psn_offset: u32| direction.messages_before(psn_offset);
         let (msn, expected) = match rc {
             Rc::Acknowledge(Aeth { syndrome: Syndrome::Ack(_), msn }) => {
-                // An acknowledgement before the first message has the PSN before the first one.
+                // An acknowledgement before the first message has the PSN before the first PSN.
                 (msn, if place == 0xff_ffff { 0 } else { messages(place + 1) })
             }
             Rc::Acknowledge(aeth) => (aeth.msn, messages(place)),

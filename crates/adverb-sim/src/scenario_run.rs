@@ -143,7 +143,7 @@ pub(crate) enum Task {
     Receive { connection: usize, side: usize },
     /// Sends a device's packets, and checks its completions.
     Pump { node: usize },
-    /// Deregisters memory to which the other side's requests write.
+    /// Deregisters memory of the peer to which a side's requests write.
     Revoke { connection: usize, side: usize },
 }
 

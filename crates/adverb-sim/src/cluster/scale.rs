@@ -13,7 +13,7 @@ use adverb_proto::types::{CompletedOperation, Completion, Qpn, SendFlags, SendOp
 pub struct ClusterScale {
     /// The number of members, each with one broker.
     pub member_count: usize,
-    /// The number of sessions of all members.
+    /// The number of sessions of all members, which counts the sessions of both ends of a connection.
     pub session_count: u64,
     /// The CPU time to create the brokers, and to prepare and establish all sessions.
     pub setup_time: Duration,

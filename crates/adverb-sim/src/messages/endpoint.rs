@@ -315,10 +315,10 @@ impl MessageRun {
                     (None, A::Multicast) => Receiver::Group,
                     (None, A::SendToUnknownQp) => Receiver::NoEndpoint,
                     _ => {
-                        let others: Vec<usize> = (0..self.endpoints.len())
-                            .filter(|other| self.endpoints[*other].transport == transport)
+                        let candidates: Vec<usize> = (0..self.endpoints.len())
+                            .filter(|index| self.endpoints[*index].transport == transport)
                             .collect();
-                        Receiver::Endpoint(random.pick(&others))
+                        Receiver::Endpoint(random.pick(&candidates))
                     }
                 };
                 let operation = if step.action == A::SendWithImm || random.chance_per_million(100_000) {

@@ -67,7 +67,7 @@ pub struct MessageStep {
 /// The action of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MessageAction {
-    /// A SEND to the peer, or a datagram to another endpoint.
+    /// A SEND to the peer, or a datagram to any datagram endpoint.
     Send,
     /// A SEND with immediate data.
     SendWithImm,
