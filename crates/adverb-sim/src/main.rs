@@ -256,7 +256,7 @@ fn peak_memory() -> String {
     status.lines().find_map(|line| line.strip_prefix("VmHWM:")).map_or("unknown", str::trim).to_owned()
 }
 
-/// Runs many seeds, and prints the first failing one after shrinking it.
+/// Runs everything of many seeds. Shrinks the first failing scenario, and prints it.
 fn run_many(args: &Args) -> bool {
     let start = Instant::now();
     let totals = run_seeds(args.first..args.first + args.seeds, args.threads, 10);
@@ -462,7 +462,7 @@ fn violation(seed: u64) -> Option<String> {
     run_cm(seed, false).violation.or_else(engine).or_else(slow_link)
 }
 
-/// Injects each mutation of the engine in turn, and prints the seed that detects it.
+/// Injects each mutation of the engine, the broker and the connection in turn, and prints the seed that detects it.
 #[cfg(feature = "mutants")]
 fn mutants(args: &Args) -> bool {
     use adverb_proto::mutation::{Mutation, select};

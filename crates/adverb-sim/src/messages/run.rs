@@ -54,7 +54,7 @@ pub(super) struct Endpoint {
     pub(super) transport: Transport,
     pub(super) qpn: Qpn,
     pub(super) qkey: u32,
-    /// The number of recreations and reconnections. Messages of earlier epochs are discarded.
+    /// The number of recreations and reconnections. On a connection, messages of earlier epochs must not arrive.
     pub(super) epoch: u32,
     /// Whether the endpoint is closed until it reconnects.
     pub(super) closed: bool,
