@@ -123,7 +123,7 @@ struct CongestionRun {
     early_notification: Option<Duration>,
 }
 
-/// The state of a sender, or of the receiver, which sends nothing.
+/// The state of a sender, or of the receiver, which posts no requests.
 struct Sender {
     qpns: Vec<Qpn>,
     /// The number of outstanding requests.

@@ -176,7 +176,7 @@ impl Direction {
         self.message_ends.partition_point(|end| *end <= psn_offset)
     }
 
-    /// Checks every byte of every area at the end of the run.
+    /// Checks the bytes of all areas at the end of the run, as far as their content is known.
     pub(crate) fn check_memory(&self, nodes: &[ScenarioNode], alive: bool) -> Result<(), String> {
         let bytes = |area: &Area| nodes[area.device].memory.bytes(area.storage);
         let check_unchanged = |name: &str, area: &Area| check_unchanged(name, bytes(area), &area.initial);
