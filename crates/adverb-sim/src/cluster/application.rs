@@ -517,7 +517,7 @@ impl ClusterRun {
     /// Checks that a member has received all messages of a peer that left.
     fn check_left(&mut self, member: usize, peer: usize, session: Option<&SessionView>) {
         let Some(session) = session else { return };
-        // If the peer's own session has ended, its record of the session is gone.
+        // If the session has ended at the peer, too, the peer has no record of it.
         let Some(left) = &self.members[peer].peers[member].session else { return };
         if left.id == session.id && (!left.has_left || left.next_sent != session.next_received) {
             self.report_violation("a session ended because the peer left, but messages are missing");
