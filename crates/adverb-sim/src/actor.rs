@@ -353,8 +353,8 @@ impl ScenarioRun {
         let Some(size) = state.recv_sizes.get(number).copied() else { return };
         let mut random =
             Random::new(self.scenario.seed ^ ((connection << 20 | side << 19 | number) as u64) << 24);
-        let next = self.scenario.connections[connection].programs[1 - side].steps.iter();
-        let too_long = next
+        let peer_steps = self.scenario.connections[connection].programs[1 - side].steps.iter();
+        let too_long = peer_steps
             .filter(|step| step.action.consumes_receive())
             .nth(number)
             .is_some_and(|step| step.action == Action::Invalid(InvalidRequest::SendTooLong));

@@ -214,7 +214,7 @@ impl ScenarioRun {
         let peer_failed = self.state(connection, 1 - side).is_none_or(|state| state == QpState::Error);
         let spec = &self.scenario.connections[connection];
         let (rnr_retry, retry_count) = (spec.rnr_retry, spec.retry_count);
-        let period = 4096u64 << spec.ack_timeout_exponent;
+        let ack_timeout = 4096u64 << spec.ack_timeout_exponent;
         // On a slow link, a packet may be queued for longer than the ACK timeout.
         let max_wait = self.scenario.faults.bottleneck.map_or(0, |slow| {
             u64::try_from(u128::from(slow.queue_capacity) * 8 * 1_000_000_000 / u128::from(slow.rate.max(1)))
@@ -224,7 +224,7 @@ impl ScenarioRun {
         let state = &self.connections[connection];
         // Only faults since this time can have caused the failure: all retries and the waits between them are
         // shorter.
-        let since = now.as_nanos().saturating_sub(2 * (u64::from(retry_count) + 3) * period + 2_000_000);
+        let since = now.as_nanos().saturating_sub(2 * (u64::from(retry_count) + 3) * ack_timeout + 2_000_000);
         let recent = state.faults.iter().filter(|at| at.as_nanos() >= since).count();
         let failed_before = state.sides[side].failed;
         let direction = &mut self.connections[connection].directions[side];
@@ -239,7 +239,9 @@ impl ScenarioRun {
             Status::Flushed => !first || failed_before,
             _ if !first => false,
             status if required_status == Some(status) => direction.must_fail_from == Some(number),
-            Status::RetryExceeded => peer_failed || recent >= usize::from(retry_count) || max_wait > period,
+            Status::RetryExceeded => {
+                peer_failed || recent >= usize::from(retry_count) || max_wait > ack_timeout
+            }
             Status::RnrRetryExceeded => rnr_retry != 7 && direction.starved,
             Status::RemoteAccess => direction.revoked.is_some(),
             _ => false,

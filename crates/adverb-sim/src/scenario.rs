@@ -415,10 +415,10 @@ fn faults(random: &mut Random, devices: u64, faults_end_at: Time, timeout: u8) -
         delay_per_million: chance(random) / 3,
         ..Faults::default()
     };
-    let period = 4096u64 << timeout;
+    let ack_timeout = 4096u64 << timeout;
     let span = |random: &mut Random| {
         let start = random.below(faults_end_at.as_nanos());
-        let length = period * random.between(1, 24) / 4;
+        let length = ack_timeout * random.between(1, 24) / 4;
         (Time::from_nanos(start), Time::from_nanos((start + length).min(faults_end_at.as_nanos())))
     };
     if random.chance_per_million(300_000) {

@@ -12,7 +12,7 @@
 //!   flush, or at a poll;
 //! - requests are signaled selectively;
 //! - no send queue overflows;
-//! - a session ends only because of an injected fault;
+//! - a session ends only because of an injected fault, or because a member leaves it;
 //! - after the faults end, all members are connected, and all messages and transfers complete.
 //!
 //! In half of the runs, the messages are calls, with deadlines, cancellations, delayed and missing answers, and

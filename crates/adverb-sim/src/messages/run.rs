@@ -79,6 +79,7 @@ pub(super) struct Endpoint {
 pub(super) struct Window {
     pub(super) storage: StorageId,
     pub(super) initial: Vec<u8>,
+    /// The local key of the memory region.
     pub(super) region: u32,
     pub(super) addr: u64,
     /// The exposed range: offset in the region, and length.
