@@ -199,9 +199,9 @@ impl Direction {
             for (offset, length) in &posted.response {
                 let range = *offset as usize..(*offset + *length) as usize;
                 if sure {
-                    let (now, later) = expected_response.split_at(*length as usize);
-                    expected_response = later;
-                    expected[range].copy_from_slice(now);
+                    let (part, remainder) = expected_response.split_at(*length as usize);
+                    expected_response = remainder;
+                    expected[range].copy_from_slice(part);
                 } else {
                     known[range].fill(false);
                 }
@@ -228,9 +228,9 @@ impl Direction {
                 let range = *offset as usize..(*offset + *length) as usize;
                 match payload {
                     Some(_) => {
-                        let (now, later) = rest.split_at(rest.len().min(*length as usize));
-                        rest = later;
-                        expected[range.start..range.start + now.len()].copy_from_slice(now);
+                        let (part, remainder) = rest.split_at(rest.len().min(*length as usize));
+                        rest = remainder;
+                        expected[range.start..range.start + part.len()].copy_from_slice(part);
                     }
                     None => known[range].fill(false),
                 }

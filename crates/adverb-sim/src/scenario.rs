@@ -240,13 +240,13 @@ impl Scenario {
         let device_has_ipv6: Vec<bool> = (0..random.between(2, 4)).map(|_| has_ipv6).collect();
         let device_count = device_has_ipv6.len() as u64;
         let latency = Duration::from_nanos(random.between(500, 8000));
-        let timeout = random.between(5, 8) as u8;
+        let exponent = random.between(5, 8) as u8;
         let faults_end_at = Time::from_nanos(random.between(3, 20) * 1_000_000);
         let connections =
-            (0..random.between(2, 5)).map(|_| Connection::random(random, device_count, timeout)).collect();
-        let faults = faults(random, device_count, faults_end_at, timeout);
+            (0..random.between(2, 5)).map(|_| Connection::random(random, device_count, exponent)).collect();
+        let faults = faults(random, device_count, faults_end_at, exponent);
         let batching = Duration::from_nanos(random.pick(&[0, 0, 500, 2000, 5000]));
-        let messages = MessagePlan::random(random, faults.clone(), faults_end_at, timeout);
+        let messages = MessagePlan::random(random, faults.clone(), faults_end_at, exponent);
         Scenario {
             seed,
             device_has_ipv6,
@@ -270,7 +270,8 @@ impl Scenario {
 }
 
 impl Connection {
-    fn random(random: &mut Random, devices: u64, timeout: u8) -> Connection {
+    /// Creates a random connection with this exponent of the ACK timeout.
+    fn random(random: &mut Random, devices: u64, exponent: u8) -> Connection {
         let a = random.below(devices) as usize;
         let b = random.below(devices) as usize;
         let mtu = random.pick(&[
@@ -299,7 +300,7 @@ impl Connection {
             first_psns: psns,
             has_credits: random.chance_per_million(400_000),
             window: random.pick(&[2, 8, 32, 64, 256]),
-            ack_timeout_exponent: timeout,
+            ack_timeout_exponent: exponent,
             retry_count: random.pick(&[3, 5, 6, 7, 7]),
             rnr_retry: if slow { random.pick(&[3, 7, 7, 7]) } else { 7 },
             rnr_timer: random.pick(&[1, 2, 5, 8]),
@@ -397,8 +398,9 @@ impl Step {
     }
 }
 
-/// Returns the faults of a run: one run in six has none, most have few, and some have many.
-fn faults(random: &mut Random, devices: u64, faults_end_at: Time, timeout: u8) -> Faults {
+/// Returns the faults of a run: one run in six has none, most have few, and some have many. `exponent` is that of the
+/// ACK timeout.
+fn faults(random: &mut Random, devices: u64, faults_end_at: Time, exponent: u8) -> Faults {
     let max = match random.below(12) {
         0..2 => return Faults::default(),
         2..8 => 15_000,
@@ -415,7 +417,7 @@ fn faults(random: &mut Random, devices: u64, faults_end_at: Time, timeout: u8) -
         delay_per_million: chance(random) / 3,
         ..Faults::default()
     };
-    let ack_timeout = 4096u64 << timeout;
+    let ack_timeout = 4096u64 << exponent;
     let span = |random: &mut Random| {
         let start = random.below(faults_end_at.as_nanos());
         let length = ack_timeout * random.between(1, 24) / 4;

@@ -17,8 +17,8 @@ use crate::scenario_run::{ConnectionState, ScenarioRun, Side, Task, create_node}
 
 /// Creates the initial state of a scenario.
 pub(crate) fn scenario_run(scenario: Scenario, trace: bool) -> ScenarioRun {
-    let timeout = scenario.connections.first().map_or(5, |connection| connection.ack_timeout_exponent);
-    let ack_timeout = Duration::from_nanos(4096 << timeout);
+    let exponent = scenario.connections.first().map_or(5, |connection| connection.ack_timeout_exponent);
+    let ack_timeout = Duration::from_nanos(4096 << exponent);
     let faults = scenario.faults.clone();
     let fabric = Fabric::new(
         faults,

@@ -47,7 +47,7 @@ struct Pending {
     serial: usize,
 }
 
-/// A call of any member, in the order of serial numbers.
+/// A call of any member. Its serial number is its index in [`ClusterRun::issued`].
 #[derive(Debug)]
 pub(super) struct Issued {
     from: usize,

@@ -38,7 +38,7 @@ pub(super) struct ClusterRun {
     next_session: u64,
     /// Whether the faults have ended.
     pub(super) is_finishing: bool,
-    /// The calls of all members, by their serial number.
+    /// The calls of all members, by serial number.
     pub(super) issued: Vec<Issued>,
     /// The memory of all segments, by member, epoch and number.
     pub(super) registry: BTreeMap<(usize, u64, u32), RemoteMemory>,

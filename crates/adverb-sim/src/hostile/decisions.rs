@@ -24,9 +24,9 @@ impl DecisionSource<'_> {
             DecisionSource::Bytes(bytes) => {
                 // Use as few bytes as possible, so that a fuzzer's small changes have small effects.
                 let wanted = (64 - (end - 1).leading_zeros()).div_ceil(8) as usize;
-                let (now, later) = bytes.split_at(wanted.min(bytes.len()));
-                *bytes = later;
-                now.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)) % end
+                let (taken, rest) = bytes.split_at(wanted.min(bytes.len()));
+                *bytes = rest;
+                taken.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)) % end
             }
         }
     }

@@ -111,7 +111,7 @@ impl MessageRun {
     pub(super) fn connect(&mut self, index: usize) {
         let peer = self.plan.endpoints[index].peer;
         let psns = [self.random.u32() & 0xff_ffff, 0x100_0000 - 1 - self.random.below(300) as u32];
-        let timeout = self.plan.ack_timeout_exponent;
+        let exponent = self.plan.ack_timeout_exponent;
         for (side, here) in [Some(index), peer].into_iter().flatten().enumerate() {
             let Endpoint { node, transport, qkey, qpn, .. } = self.endpoints[here];
             let port = 0xc000 | (self.random.u32() & 0x3fff) as u16;
@@ -137,7 +137,7 @@ impl MessageRun {
             };
             let sending = ReadyToSend {
                 psn: Psn::wrapping(psns[side]),
-                timeout: Timeout::new(timeout).expect("below 32"),
+                timeout: Timeout::new(exponent).expect("below 32"),
                 retry_count: 7,
                 rnr_retry: 7,
                 max_rd_atomic: 4,

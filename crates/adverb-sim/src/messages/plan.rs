@@ -104,12 +104,12 @@ pub enum MessageAction {
 }
 
 impl MessagePlan {
-    /// Creates a random plan.
+    /// Creates a random plan with this exponent of the ACK timeout.
     pub(crate) fn random(
         random: &mut Random,
         faults: Faults,
         faults_end_at: Time,
-        timeout: u8,
+        exponent: u8,
     ) -> MessagePlan {
         let devices = random.between(2, 3) as usize;
         let mut endpoints = Vec::new();
@@ -138,7 +138,7 @@ impl MessagePlan {
             faults,
             faults_end_at,
             latency,
-            ack_timeout_exponent: timeout,
+            ack_timeout_exponent: exponent,
         }
     }
 

@@ -713,7 +713,7 @@ impl Pair {
                 Event::Closed(reason) => {
                     if reason == EndReason::PeerClosed && is_peer_open {
                         self.violation
-                            .get_or_insert_with(|| "the peer did not close the connection".to_owned());
+                            .get_or_insert_with(|| "PeerClosed, but the peer did not close".to_owned());
                     }
                     view.application.record_end(reason);
                 }
