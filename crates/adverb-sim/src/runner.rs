@@ -23,7 +23,7 @@ pub struct Totals {
     pub packet_count: u64,
     /// The number of queue pairs.
     pub queue_pair_count: u64,
-    /// The number of queue pairs that failed because of an injected fault or an action of the scenario.
+    /// The sum of [`Outcome::failed_qp_count`] of all runs.
     pub failed_qp_count: u64,
     /// The number of connections and service ID resolutions that applications requested from connection managers.
     pub cm_request_count: u64,

@@ -28,7 +28,8 @@ pub struct Outcome {
     pub packet_count: u64,
     /// The number of queue pairs.
     pub queue_pair_count: u64,
-    /// The number of queue pairs that failed because of an injected fault or an action of the scenario.
+    /// The number of queue pairs that failed because of an injected fault or an action of the scenario. A failed
+    /// connection of [`Scenario::message_run`] counts once.
     pub failed_qp_count: u64,
     /// The numbers of injected faults.
     pub fault_counts: FaultCounts,

@@ -299,7 +299,7 @@ impl PacketGenerator<'_, '_, '_> {
             2..4 => 0x20 | self.decisions.bits(5) as u8,
             _ => self.decisions.bits(5) as u8,
         };
-        // Few messages are outstanding at a time, so a small number is often one that the peer may have reached.
+        // Few messages are outstanding at a time, so a small MSN is often plausible.
         let bits = if self.decisions.one_in(8) { 24 } else { 4 };
         Aeth { syndrome: Syndrome::from_byte(byte), msn: self.decisions.bits(bits) as u32 }
     }

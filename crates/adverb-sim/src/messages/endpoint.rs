@@ -32,7 +32,7 @@ impl MessageRun {
                 node,
                 transport,
                 qpn: Qpn::GSI,
-                // All endpoints that send to the group have the same queue key.
+                // All endpoints that send to the group have the same Q_Key.
                 qkey: if transport == Transport::Ud { GROUP_QKEY } else { qkey },
                 epoch: 0,
                 closed: true,
@@ -556,5 +556,5 @@ impl super::EndpointPlan {
 
 /// The bit of a `wr_id` that distinguishes receives from messages.
 pub(super) const RECEIVE: u64 = 1 << 63;
-/// The queue key of all datagram endpoints.
+/// The Q_Key of all datagram endpoints.
 const GROUP_QKEY: u32 = 0x1357_9bdf;
