@@ -89,9 +89,7 @@ impl Driver {
         if timeout.is_zero() {
             return timed_out();
         }
-        // Each reading of the clock takes a noticeable part of a message's time.
-        let mut now = Instant::now();
-        let deadline = Deadline::after(now, timeout);
+        let deadline = Deadline::new(timeout);
         let mut caller = WaitingCaller::new(self, CallerKind::Thread);
         let mut locked = Locked { driver: self, core };
         loop {
@@ -99,6 +97,9 @@ impl Driver {
                 Ok(ended) => return ended,
                 Err(block) => block,
             };
+            // Reading the clock takes a noticeable part of a message's time, so it isn't read again after a poll that
+            // finds completions.
+            let mut now = Instant::now();
             let left = deadline.left_at(now);
             if left.is_zero() {
                 return timed_out();
