@@ -47,8 +47,8 @@ impl Clocks {
         (0..self.of_device.len()).filter(move |index| self.of_device[*index] == clock).map(DeviceId)
     }
 
-    /// Returns a device's time in nanoseconds since the Unix epoch. The offset between this time and a clock is the same
-    /// for all devices of the clock, so the order of their times doesn't change.
+    /// Returns a device's time in nanoseconds since the Unix epoch. All devices of a clock have the Unix time of the
+    /// clock's first device, so their times keep their order.
     pub(crate) fn unix_nanos(&self, trace: &Trace, device: DeviceId, time: Time) -> u64 {
         let Some(origin) = self.first.get(self.of(device)).and_then(|first| trace.device(*first)) else {
             return 0;

@@ -188,7 +188,7 @@ impl<W: Write> Writer<'_, W> {
     /// requests whose outermost slices have the same name on one track, so the outermost slice has the queue's name.
     fn write_request(&mut self, index: usize, request: &Request) -> io::Result<()> {
         let device = request.device;
-        let Some(posted) = times(request).min() else { return Ok(()) };
+        let Some(start) = times(request).min() else { return Ok(()) };
         let track = match (request.qpn, request.posted.and_then(|posted| posted.recv_queue)) {
             (Some(qpn), _) => Track::Qp(qpn),
             (None, Some(queue)) => Track::RecvQueue(queue),
@@ -200,9 +200,9 @@ impl<W: Write> Writer<'_, W> {
             Track::RecvQueue(queue) => format!("{queue} {}", request.queue.name()),
         };
         let trace_end = self.spans.get(self.clocks.of(device)).map_or(0, |span| span.last - span.first);
-        let posted = self.since_start(device, posted);
+        let start = self.since_start(device, start);
         let since_start = |time: Option<Time>| time.map(|time| self.since_start(device, time));
-        let completed = since_start(request.times.completed).unwrap_or(trace_end).max(posted);
+        let completed = since_start(request.times.completed).unwrap_or(trace_end).max(start);
         let polled = match (request.times.completed, request.cqe_state()) {
             (Some(_), Some(CqeState::Pending)) => Some(trace_end.max(completed)),
             (_, Some(CqeState::Polled | CqeState::Processed)) => {
@@ -210,20 +210,20 @@ impl<W: Write> Writer<'_, W> {
             }
             _ => None,
         };
-        let first_packet = since_start(request.times.first_packet).map(|time| time.clamp(posted, completed));
-        let last_packet = match request.queue {
+        let first_packet = since_start(request.times.first_packet).map(|time| time.clamp(start, completed));
+        let moving_until = match request.queue {
             Queue::Send => since_start(request.times.acknowledged),
             Queue::Recv => since_start(request.times.last_packet),
         };
         let doorbell = since_start(request.times.doorbell);
         let mut slices = Slices { writer: self, device, thread, id: index };
-        slices.begin(&*queue, posted)?;
+        slices.begin(&*queue, start)?;
         let state = match request.wqe_state() {
             WqeState::Error => ", failed",
             WqeState::Completed => "",
             WqeState::Posted | WqeState::Processing => ", not completed",
         };
-        slices.begin_with_args(Text(format_args!("{}{state}", ShortLabel(request))), posted, |json| {
+        slices.begin_with_args(Text(format_args!("{}{state}", ShortLabel(request))), start, |json| {
             write_request_args(json, request);
         })?;
         let (waiting, moving) = match request.queue {
@@ -231,13 +231,13 @@ impl<W: Write> Writer<'_, W> {
             Queue::Recv => ("waiting for a message", "receiving"),
         };
         let queued_until = first_packet.unwrap_or(completed);
-        slices.begin(waiting, posted)?;
+        slices.begin(waiting, start)?;
         if let Some(doorbell) = doorbell {
-            slices.instant("doorbell", doorbell.clamp(posted, queued_until))?;
+            slices.instant("doorbell", doorbell.clamp(start, queued_until))?;
         }
         slices.end(waiting, queued_until)?;
         if let Some(first) = first_packet {
-            let last = last_packet.unwrap_or(completed).clamp(first, completed);
+            let last = moving_until.unwrap_or(completed).clamp(first, completed);
             slices.begin(moving, first)?;
             for retransmission in &request.retransmissions {
                 let time = slices.writer.since_start(device, retransmission.time);

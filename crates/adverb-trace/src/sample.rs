@@ -332,7 +332,8 @@ impl Sample {
 
     fn add_other_packets(&mut self) {
         let datagram = Operation::Ud(Ud { qkey: 0x8001_0000, source_qp: Qpn::GSI, immediate: None });
-        // A REQ's first 36 bytes: the header of a management datagram, its attribute, and a communication id.
+        // The first 36 bytes of a REQ: the header of a management datagram, whose attribute is the kind of message,
+        // and zeros.
         let mut mad = [0_u8; 36];
         mad[..4].copy_from_slice(&[1, 7, 2, 3]);
         mad[16..18].copy_from_slice(&0x10_u16.to_be_bytes());

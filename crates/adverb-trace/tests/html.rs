@@ -119,9 +119,11 @@ const TIME: usize = 1;
 const FLAGS: usize = 2;
 const DROPPED: usize = 12;
 const PEER: usize = 14;
+/// Bits of a packet's flags.
 const OUT: u64 = 1;
 const LOST: u64 = 4;
 const UNKNOWN: u64 = 8;
+const DUPLICATE: u64 = 16;
 
 fn flags(packet: &Value) -> u64 {
     packet[FLAGS].as_u64().unwrap()
@@ -234,7 +236,7 @@ fn packet_between_two_clocks_is_one_step_after_its_causes() {
             *last = time;
         }
         for (index, packet) in data["packets"].as_array().unwrap().iter().enumerate() {
-            let is_shown_by_peer = flags(packet) & (OUT | 16) == 0 && packet[PEER] != -1;
+            let is_shown_by_peer = flags(packet) & (OUT | DUPLICATE) == 0 && packet[PEER] != -1;
             assert_eq!(shown[index], u32::from(!is_shown_by_peer), "seed {seed}: packet {index}");
         }
         // A receive completes after its packets arrived, and a send after its packets were sent.

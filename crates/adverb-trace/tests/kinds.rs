@@ -388,7 +388,7 @@ fn packets_of_the_connection_manager_and_of_congestion_control_are_named() {
     let roles: Vec<&PacketRole> = trace.packets().iter().map(|packet| &packet.role).collect();
     let named = [Some("REP"), None].map(|message| PacketRole::Cm { message });
     assert_eq!(roles, [&named[0], &named[1], &PacketRole::Cnp]);
-    // A packet that is dropped before it reaches its queue pair is no packet of the trace.
+    // A device that drops a packet because of its ICRC records only the drop, so the event is not about the CNP.
     assert!(trace.packets().iter().all(|packet| packet.dropped.is_none()));
     assert_eq!(trace.other_events().len(), 1);
 }

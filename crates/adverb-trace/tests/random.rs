@@ -229,7 +229,8 @@ impl Events {
     }
 }
 
-/// Checks that all indices of a trace exist, that the two copies of a packet match, and that writing the trace succeeds.
+/// Checks that all indices of a trace exist, that the two copies of a packet match, and that writing the trace as
+/// text succeeds.
 fn check(trace: &Trace) {
     for request in trace.requests() {
         assert!(trace.device(request.device).is_some());

@@ -119,7 +119,7 @@ fn listing_shows_requests_packets_and_completions() {
             "(completion notification)\n",
         ],
     );
-    // Each packet is listed at its sender's request, so that none is left over.
+    // Each packet is listed at the request that it belongs to, so none is left over.
     assert!(!text.contains("OTHER PACKETS"), "{text}");
 }
 

@@ -21,8 +21,8 @@ use crate::error::{Error, Result};
 /// event if the queue was created with [events](super::CompletionQueueBuilder::events). A queue without events is
 /// polled at intervals that grow to a millisecond.
 ///
-/// A queue has at most one poller, and the handler receives all completions of the queue: another caller that
-/// [waits](CompletionQueue::wait) or [polls](CompletionQueue::poll) may receive none.
+/// A queue has at most one poller. A caller that also [waits](CompletionQueue::wait) for or
+/// [polls](CompletionQueue::poll) completions of the queue competes with the poller, and may receive none.
 /// [`QueuePair::drain`](super::QueuePair::drain) works together with a poller.
 ///
 /// # Stopping

@@ -168,7 +168,8 @@ fn header_hash(packet: &Packet) -> u64 {
 }
 
 /// Matches the copies of a packet. Copies that were sent first are more likely to be lost, so the last copies are
-/// matched first. `min_delay` is the minimum delay of packets that have no copies: no copy has a smaller delay.
+/// matched first. `min_delay` is the minimum delay of the packets that were sent and received only once: copies with a
+/// smaller delay can't match.
 fn match_copies(trace: &mut Trace, Copies { sent, received, .. }: &Copies, min_delay: i64) {
     let mut remaining = &sent[..];
     for &arrived in received.iter().rev() {

@@ -14,7 +14,7 @@ pub(super) struct Receiver {
     expected_before: Option<Psn>,
     /// The packets of the current message that have been received.
     message: Vec<(Psn, PacketId)>,
-    /// The message before the last packet, if the packet began another one.
+    /// The message before the last packet, if that packet did not continue it.
     message_before: Vec<(Psn, PacketId)>,
     /// The last packet that was received.
     last_packet: Option<PacketId>,
@@ -31,7 +31,7 @@ enum Place {
     Begin,
     /// The packet continues a message.
     Continue,
-    /// The packet is a READ, an atomic or a FLUSH, which needs no receive request.
+    /// The packet is a READ, an atomic, an ATOMIC WRITE or a FLUSH: it is no part of a message.
     Apart,
 }
 

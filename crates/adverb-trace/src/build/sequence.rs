@@ -105,8 +105,9 @@ impl SendSequence {
         }
         let last = end.saturating_sub(1);
         let oldest = self.unacked.or_else(|| self.requests.keys().next().copied());
-        // Numbers before the first known one can be those of requests that were posted before the recording began.
         self.unacked = Some(self.unacked.map_or(end, |unacked| unacked.max(end)));
+        // All acknowledged numbers can be before the first known one: those of requests that were posted before the
+        // recording began.
         (oldest.map_or(last, |oldest| oldest.min(last)), last)
     }
 

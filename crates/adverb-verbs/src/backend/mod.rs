@@ -122,7 +122,7 @@ impl Device {
         let opened = ibv::Device::open(name).map(|device| Device::Ibv(Arc::new(device)));
         #[cfg(not(feature = "ibv"))]
         let opened = Err(no_engine());
-        // The hint lists the software devices, which always exist.
+        // The hint lists all devices: there is always a software device.
         #[cfg(feature = "soft")]
         let opened = opened.map_err(|error| match error {
             Error::NoDevice { .. } | Error::NotInstalled { .. } => {

@@ -1,4 +1,4 @@
-//! Work requests in the library's format, which are built in place, in reusable memory.
+//! Work requests in the format of libibverbs, here called the library. They are built in place, in reusable memory.
 
 use std::io;
 use std::ptr::NonNull;

@@ -429,7 +429,7 @@ mod tests {
         std::thread::scope(|threads| {
             let copying = threads.spawn(|| {
                 for round in 0..20_000usize {
-                    // The write copies words to words, with and without blocks of 64 bytes. The second write changes
+                    // The first write copies whole words, with and without blocks of 64 bytes. The second one changes
                     // bytes outside the words that are checked.
                     region.write(0, &[round as u8; 128][..8 * (1 + round % 16)]).unwrap();
                     region.write(251, &[round as u8; 5]).unwrap();

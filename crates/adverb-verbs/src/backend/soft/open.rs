@@ -75,11 +75,12 @@ impl Device {
     pub(crate) fn build(options: &Options) -> Result<Arc<Device>> {
         let mut registry = Registry::lock();
         let mut options = options.clone();
-        // All addresses of a device have the same queue pair numbers, so only one of them can be shared.
+        // All addresses of a device have the same queue pair numbers, so a device with several can't share
+        // them.
         options.shared = options.addresses.len() == 1;
         for address in &options.addresses {
-            // A device that is being closed releases its port. An open device keeps it: within a process, an address
-            // and a port identify a device.
+            // `find` waits until a device that is being closed has released its port. An open device keeps its port:
+            // within a process, an address and a port identify a device.
             options.shared &= registry.find(Location::Address(*address)).is_none();
         }
         Ok(registry.add(Device::create(&options, None)?))
