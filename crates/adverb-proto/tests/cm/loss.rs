@@ -215,7 +215,7 @@ fn a_first_packet_establishes_no_other_connection() {
 }
 
 #[test]
-fn the_rej_of_a_client_at_its_deadline_ends_the_request() {
+fn the_rej_of_a_client_that_aborts_ends_the_request() {
     let mut pair = Pair::new();
     let client = pair.connect();
     pair.run();
@@ -225,7 +225,7 @@ fn the_rej_of_a_client_at_its_deadline_ends_the_request() {
     pair.run();
     let Some(Event::Rejected(rejection)) = pair.event(SERVER) else { panic!() };
     assert_eq!((rejection.id, rejection.reason.code()), (request.id, 4));
-    assert_eq!(pair.event(CLIENT), None, "the client that reached its deadline gets no further event");
+    assert_eq!(pair.event(CLIENT), None, "the client that aborted gets no further event");
 }
 
 #[test]

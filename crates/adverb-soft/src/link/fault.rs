@@ -15,7 +15,8 @@ use super::{AddressShare, Link, PathSocket, RxPacket, STRICT_ICRC, TimedSend, Tx
 /// The configuration of a [`FaultLink`]. The rates are in packets per million. A packet has at most one fault.
 ///
 /// The packets to one queue pair at one address are a flow. The fault of a packet follows from the seed, the number of its
-/// flow in the order of their first packets, and the number of the packet in the flow. Other flows don't change it.
+/// flow (flows are numbered in the order of their first packets), and the number of the packet in the flow. Further
+/// packets of other flows don't change it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FaultConfig {
     /// The seed of all random choices.

@@ -654,9 +654,9 @@ const PACKET_OVERHEAD: usize = 512;
 /// The minimum window.
 const MIN_WINDOW: u32 = 16;
 
-/// The maximum number of small requests that are coalesced while the peer has as many outstanding. The kernel sends and
-/// receives a GSO batch for little more than the cost of one packet, and a request that waits would wait for the busy
-/// peer anyway.
+/// The [`coalesce_limit`](adverb_proto::QpConfig::coalesce_limit) of queue pairs whose link has a receive buffer. The
+/// kernel sends and receives a GSO batch for little more than the cost of one packet, and a request that is held back
+/// would wait for the busy peer anyway.
 const COALESCE_LIMIT: u32 = 16;
 
 /// The maximum number of packets that are received, and the maximum number that are sent, before other threads get the

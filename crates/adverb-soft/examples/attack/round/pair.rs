@@ -207,7 +207,7 @@ impl Pair {
         self.step
     }
 
-    /// Whether a queue pair is one of the pair's.
+    /// Whether a queue pair of the attacked NIC belongs to the pair.
     pub(super) fn has(&self, qpn: Qpn) -> bool {
         self.rc_pairs.iter().any(|rc_pair| rc_pair.victim.qpn == qpn) || self.datagrams[0].qpn == qpn
     }

@@ -1,4 +1,4 @@
-//! Identifiers on software NICs, each with its own event channel.
+//! Identifiers of the connection manager on software NICs, each with its own event channel.
 //!
 //! As in the backend of librdmacm, queue pairs aren't created on identifiers: the connection manager gets only their
 //! numbers.
