@@ -105,7 +105,8 @@ impl TransmitQueue {
 
     fn remove(&mut self, count: usize) {
         self.packets.drain(..count);
-        // The bytes are removed when the queue is empty; a full queue accepts no packets before that.
+        // The bytes are removed only when the queue is empty. A queue that has reached the limit of bytes accepts no
+        // packets before that.
         if self.packets.is_empty() {
             self.bytes.clear();
             self.is_mixed = false;

@@ -132,7 +132,7 @@ fn a_packet_that_waits_in_the_queue_has_the_time_of_its_delivery() {
 #[test]
 fn a_reliable_send_has_the_receive_time_of_the_acknowledgement() {
     let latency = Duration::from_millis(5);
-    // The second node's acknowledgements are delayed.
+    // The acknowledgements of the receiving node are delayed.
     let (other, one, calls) = nodes(Transport::Rc, latency);
     for number in 0..5 {
         other.post_recv();
@@ -163,7 +163,7 @@ fn a_retried_packet_is_stamped_when_it_is_sent() {
     let (before, after) = calls.sends[0];
     assert!(sent <= before, "the time is read before the packet is sent");
     assert!(distance(received, (before, after)) == Duration::ZERO);
-    // The earlier attempts failed in the same call, or 50 µs before it.
+    // Each attempt reads the time again.
     assert!(before - sent < Duration::from_secs(1));
 }
 

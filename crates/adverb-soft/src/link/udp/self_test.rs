@@ -17,7 +17,7 @@ const HEADERS_LEN: usize = 28;
 const FRAME_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Sends datagrams and checks the headers of the sent frames, which the kernel returns with transmit timestamps.
-/// Returns whether the kernel returned any.
+/// Returns whether the kernel returned any. A socket with an IPv6 address needs no test, and the result is `true`.
 ///
 /// # Errors
 ///

@@ -1,8 +1,8 @@
 //! The choice of the process that receives the packets to queue pair 1: a pure state machine.
 //!
-//! The claim is a name in the kernel. Only one process can have the name, and the kernel frees it when that process
-//! ends. Every other process has a connection to the process with the name. The end of the connection shows that the
-//! name is free.
+//! A process becomes that process by claiming a name in the kernel. Only one process can have the name, and the kernel
+//! frees it when that process ends. Every other process has a connection to the process with the name. The end of the
+//! connection shows that the name is free.
 
 use std::time::{Duration, Instant};
 
