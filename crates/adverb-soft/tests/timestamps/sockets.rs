@@ -10,8 +10,8 @@ use adverb_soft::link::{Link, TimedSend, TxPacket, UdpLink};
 use crate::node::{Node, distance};
 use crate::support::{open_loopback, wait};
 
-/// The maximum error of a receive time over sockets, as documented: 1 µs, or more if the thread that measures the
-/// offset of the clocks is preempted repeatedly.
+/// The maximum error of a receive time over sockets. It is usually below 1 µs, and larger if the thread that measures
+/// the offset of the clocks is preempted repeatedly.
 const MAX_ERROR: Duration = Duration::from_micros(2);
 
 fn packet(from: &UdpLink, to: SocketAddr) -> TxPacket<'static> {

@@ -593,7 +593,7 @@ struct Group {
 
 /// The meaning of a send error.
 enum SendFailure {
-    /// The send buffer is full.
+    /// The send buffer is full, or the kernel has no memory for the packet.
     BufferFull,
     /// A signal interrupted the call.
     Interrupted,
