@@ -24,7 +24,9 @@ impl Trace {
     ///
     /// The headers are those of the recorded packets. The capture differs from the packets on the wire as follows:
     ///
-    /// - Zeros take the place of payload that was not recorded, and of the ICRC of such a packet.
+    /// - Zeros take the place of payload that was not recorded, and of the ICRC of such a packet. A message of the
+    ///   connection manager without recorded payload has the first bytes of its header nevertheless, because Wireshark
+    ///   needs them.
     /// - The ICRC is computed for IP ID 0. It is zero if the addresses or the UDP ports are unknown, or if the packet was
     ///   dropped because its ICRC was wrong.
     /// - The other fields of the IP header that a recording lacks have default values: traffic class 0, 64 hops. The UDP

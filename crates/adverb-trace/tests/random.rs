@@ -19,7 +19,7 @@ use adverb_wire::{
 };
 use harness::Random;
 
-/// A generator of events. All numbers are from small ranges, so that many events match.
+/// A generator of events. Most of the numbers by which events match are from small ranges, so that many events do.
 struct Events {
     random: Random,
     cqs: Vec<Cq>,

@@ -109,7 +109,7 @@ fn failures(trace: &Trace) -> (Vec<(RequestId, Progress)>, usize) {
     (failures, flushed)
 }
 
-/// Returns the oldest send request of a queue pair that has not completed.
+/// Returns the oldest send request of a queue pair of which a packet was sent and that has not completed.
 fn oldest_outstanding(trace: &Trace, device: DeviceId, qpn: Qpn) -> Option<RequestId> {
     let is_outstanding = |request: &Request| {
         request.device == device
