@@ -12,8 +12,9 @@ impl Trace {
     ///
     /// A comment names the packet's request, such as `soft0 qp 0x000012 send #3 RDMA WRITE 4096 bytes tag 0x7, packet 2
     /// of 4, retransmission (timeout)`. The two copies of a packet that was recorded at both ends have the same comment,
-    /// unless the receiver dropped it. [`write_pcapng`](Trace::write_pcapng) writes these comments, and adds a note where
-    /// payload, addresses or ports are unknown.
+    /// unless the receiver dropped it, or it is an ACK or a NAK and the ends differ about the sequence numbers that it
+    /// acknowledges for the first time. [`write_pcapng`](Trace::write_pcapng) writes these comments, and adds a note
+    /// where payload, addresses or ports are unknown.
     ///
     /// ```
     /// use adverb_trace::Trace;
