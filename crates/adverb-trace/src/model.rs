@@ -230,8 +230,8 @@ pub struct Packet {
     pub payload_len: u32,
     /// The first bytes of the payload, if they were recorded.
     pub payload: Option<Box<[u8]>>,
-    /// Whether a packet with this sequence number was sent before. The value is `false` for a received packet whose sender
-    /// was not recorded.
+    /// Whether a packet with this sequence number was sent before. The value is `false` for a received packet whose
+    /// sender was not recorded.
     pub is_retransmission: bool,
     /// The cause of the retransmission, if the packet is one and the sender was recorded.
     pub retry_cause: Option<RetryCause>,
@@ -410,8 +410,8 @@ impl Request {
         }
     }
 
-    /// Returns the operation's name: that of the send operation, `"RECEIVE"`, or a text for a send request that was posted
-    /// before the recording began.
+    /// Returns the operation's name: that of the send operation, `"RECEIVE"`, or a text for a send request that was
+    /// posted before the recording began.
     pub fn operation_name(&self) -> &'static str {
         match (self.queue, self.posted.and_then(|posted| posted.operation)) {
             (Queue::Recv, _) => "RECEIVE",

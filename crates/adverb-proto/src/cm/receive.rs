@@ -431,8 +431,9 @@ impl Manager {
         self.out.events.push_back(Event::Rejected(Box::new(rejection)));
     }
 
-    /// Handles a DREQ: the peer disconnects (vol. 1, 12.9.8; `cm_dreq_handler` in `cm.c`). Every DREQ gets a DREP at
-    /// once, including duplicates.
+    /// Handles a DREQ: the peer disconnects (vol. 1, 12.9.8; `cm_dreq_handler` in `cm.c`). It gets a DREP at once,
+    /// even if it is a duplicate or the connection is unknown, unless it names another queue pair, or a connection that
+    /// the peer can't have established.
     fn handle_dreq(&mut self, now: Time, addrs: AddrPair, transaction_id: u64, dreq: &Dreq) {
         let found = self.table.get(dreq.remote_comm_id);
         let Some(connection) = found.filter(|found| found.matches(addrs, dreq.local_comm_id)) else {

@@ -183,7 +183,7 @@ pub enum TraceEvent {
         /// The timer.
         timer: TimerKind,
     },
-    /// A request completed, and its completion was added to a completion queue.
+    /// A request completed, and its completion was added to a completion queue, or lost because the queue was full.
     Completed {
         /// The queue pair.
         qpn: Qpn,
@@ -326,7 +326,8 @@ pub enum DropReason {
     WrongPkey,
     /// The ICRC is wrong.
     WrongIcrc,
-    /// The packet's sequence number is higher than the expected one, and a NAK was already sent.
+    /// The packet's sequence number is higher than the expected one, and a NAK was already sent. On an unreliable
+    /// connection: an earlier packet of the message is missing or was dropped.
     OutOfSequence,
     /// The packet duplicates a READ or atomic whose response is no longer stored.
     DuplicateTooOld,

@@ -1,7 +1,7 @@
 //! The trace as JSON for the page's scripts.
 //!
 //! Devices and queue pairs have named members. Requests, packets and the elements of the other long lists are arrays of
-//! values in a fixed order, because a page may contain 100,000 of them; `model.js` names their elements in the same order.
+//! values in a fixed order, because a page may contain 100,000 of them; `model.js` names the values in the same order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
