@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let packet = Packet::parse(&buffer[..len])?;
         // A UDP socket doesn't report the peer's IP ID, so it is recovered from the ICRC.
         let incoming = Flow::new(source, SocketAddr::new(local, ROCE_PORT))
-            .ok_or("the reply came from an address of another family")?;
+            .ok_or("the reply is from an address of another family")?;
         match incoming.recover_ip_id(&packet) {
             Ok(_) => intact += 1,
             Err(mismatch) => println!("message {n}: {mismatch}"),

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-/// Declares the opcodes once; the enum, its list, its parser and its names come from this table.
+/// Declares the opcodes: generates the enum, its list, its parser and its names from one table.
 macro_rules! opcodes {
     ($($(#[$doc:meta])* $variant:ident = $byte:literal, $name:literal;)*) => {
         /// The opcode of a packet: its transport, operation and position in the message.
