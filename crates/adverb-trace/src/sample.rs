@@ -29,7 +29,7 @@ pub(crate) const FAR: DeviceId = DeviceId(2);
 const QPS: [u32; 2] = [0x12, 0x13];
 const ADDRS: [&str; 2] = ["10.0.0.1:49300", "10.0.0.2:4791"];
 
-/// Returns a trace of a client and a server on one host, and of a device on another host.
+/// Returns a trace of a client and a server on one host, and of a device with a clock of its own.
 ///
 /// The client sends a message, writes 2500 bytes of which a packet is lost, reads 1500 bytes, swaps a word, and writes
 /// with a wrong key. The requests are posted 100 µs apart.

@@ -39,8 +39,8 @@ impl Trace {
         listing::Listing::new(self).write(out)
     }
 
-    /// Writes one line for each event: the time in microseconds since the first event, the device and the event. A packet
-    /// from another recorded device is followed by its request.
+    /// Writes one line for each event: the time in microseconds since the first event, the device and the event. If a
+    /// device received a packet of another recorded device's request, the request follows on the line.
     ///
     /// Devices that [share a clock](Trace::share_clock) are merged in the order of their times; other devices follow
     /// each other.
@@ -81,8 +81,8 @@ impl Trace {
     }
 
     /// Writes a report on each request that failed: the peer, the last acknowledged sequence number, the
-    /// retransmissions and timeouts, and the meaning of the completion's status. Flushed requests are counted, because
-    /// another request is the cause of their failure.
+    /// retransmissions and timeouts, and the meaning of the completion's status. Flushed requests are only counted,
+    /// because another request is the cause of their failure.
     ///
     /// This is the text for a flight recorder's dump. If the recording stopped at a timeout, the report describes the
     /// request that timed out.

@@ -171,8 +171,8 @@ fn drive(count: usize, seed: u64) -> (World, [Driver; 2]) {
     (world, drivers)
 }
 
-/// The packets that a requester knows to be acknowledged. An ACK acknowledges all packets up to its number, but not a
-/// READ or an atomic whose response is missing.
+/// The packets that a requester knows to be acknowledged. An ACK acknowledges all packets up to its number, or up to
+/// the first request whose response is missing, such as a READ.
 struct Requester<'a> {
     driver: &'a Driver,
     unacked: u64,
