@@ -225,7 +225,7 @@ fn packet_between_two_clocks_is_one_step_after_its_causes() {
         let mut shown = vec![0; data["packets"].as_array().unwrap().len()];
         let mut last = [0; 2];
         for &(kind, index) in &steps {
-            assert_ne!(kind, 'a', "a packet between two clocks has no slope");
+            assert_ne!(kind, 'a', "the arrival of a packet between two clocks is no step");
             if kind == 's' {
                 shown[index] += 1;
                 continue;

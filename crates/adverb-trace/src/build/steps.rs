@@ -526,7 +526,7 @@ impl EventReader<'_> {
 
     /// Extends the sequence numbers of a request to those of a packet.
     fn number_packet(&mut self, qp: usize, id: RequestId, header: &Header, mtu: Option<u32>) {
-        let operation = self.build.request(id).and_then(|request| request.posted);
+        let posted = self.build.request(id).and_then(|request| request.posted);
         let before = self.build.first_numbers.get(id.0).copied().flatten();
         let Some(qp) = self.build.qps.get_mut(qp) else { return };
         let number = qp.sequence.advance(header.psn);
@@ -534,7 +534,7 @@ impl EventReader<'_> {
         let (first, last) = match before {
             Some(first) => (first.min(number), qp.sequence.last(first).map_or(end, |last| last.max(end))),
             None => {
-                let count = operation.map_or(1, |posted| packet_count(&posted, mtu));
+                let count = posted.map_or(1, |posted| packet_count(&posted, mtu));
                 (number, end.max(number.saturating_add(count - 1)))
             }
         };

@@ -125,7 +125,7 @@ impl Delivery {
     }
 }
 
-/// Returns the delivery of each packet, and for each other event whether it is the drop of a packet.
+/// Returns the delivery of each packet, and for each other event whether it is the drop of one of these packets.
 pub(super) fn deliveries(trace: &Trace, ends: &Ends, clocks: &Clocks) -> (Vec<Delivery>, Vec<bool>) {
     // For each queue pair, the first and the last of its packets that arrived. Between them, the peer was recorded.
     let mut arrived: BTreeMap<usize, (usize, usize)> = BTreeMap::new();

@@ -223,8 +223,8 @@ fn retries(trace: &Trace) -> Vec<Retry> {
 }
 
 /// The merge of the steps of several clocks into one order: each clock's own order is kept, and a packet is sent before
-/// it arrives. A packet between two clocks is one step, after earlier steps of both clocks. Where packets crossed in the
-/// network, no such order exists, and the packet's step is in the order of the sender's clock only.
+/// it arrives. A packet between two clocks is one step, after earlier steps of both clocks. Where packets crossed or
+/// overtook each other in the network, no such order exists, and the packet's step is in the order of one clock only.
 struct Merge<'a> {
     trace: &'a Trace,
     clocks: &'a Clocks,

@@ -10,7 +10,7 @@ use super::headers::Field;
 pub(super) struct EventText {
     /// The text of the row.
     pub(super) text: String,
-    /// Whether the application got the event. The other events happen in the device.
+    /// Whether the diagram shows the event at the application. It shows the other events at the device.
     pub(super) is_at_application: bool,
     /// Whether the event is or announces a failure.
     pub(super) is_failure: bool,
