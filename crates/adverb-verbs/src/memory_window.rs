@@ -464,7 +464,7 @@ impl Windows {
     }
 }
 
-// These checks are part of the API.
+// These auto traits are part of the API.
 const _: () = {
     const fn shared_between_threads<T: Send + Sync>() {}
     shared_between_threads::<MemoryWindow>();

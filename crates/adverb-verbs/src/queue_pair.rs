@@ -464,7 +464,7 @@ impl fmt::Debug for QueuePair {
     }
 }
 
-// These checks are part of the API: post from one thread, poll from another.
+// These auto traits are part of the API: a program may post from one thread and poll from another.
 const _: () = {
     const fn shared_between_threads<T: Send + Sync>() {}
     shared_between_threads::<QueuePair>();

@@ -395,7 +395,7 @@ pub(crate) fn already_recording(device: &str) -> Error {
     }
 }
 
-// These checks are part of the API.
+// These auto traits are part of the API.
 const _: () = {
     const fn shared_between_threads<T: Send + Sync>() {}
     shared_between_threads::<RecordingBuilder>();

@@ -304,7 +304,7 @@ impl SharedReceiveQueue {
     }
 }
 
-// These checks are part of the API.
+// These auto traits are part of the API.
 const _: () = {
     const fn shared_between_threads<T: Send + Sync>() {}
     shared_between_threads::<SharedReceiveQueue>();

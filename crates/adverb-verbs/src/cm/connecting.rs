@@ -91,7 +91,7 @@ impl PendingConnection {
                     match ready.and_then(|peer| self.identifier.establish().map(|()| peer)) {
                         Ok(peer) => self.peer = Some(peer),
                         Err(error) => {
-                            // The peer considers itself connected.
+                            // The peer has accepted the connection, and waits for this side.
                             let _ = self.identifier.reject(&[]);
                             return Err(error);
                         }
