@@ -47,13 +47,13 @@ impl CmEventChannel {
 
     /// Removes and returns the oldest event. Returns `None` if the channel is empty.
     pub fn take(&self) -> Option<CmEvent> {
-        // The queue alone determines the result, because `retain` may have removed an event of the counter.
+        // The queue alone determines the result, because `retain` may have removed events that the channel still counts.
         _ = self.channel.take();
         self.events.lock().pop_front()
     }
 
-    /// Wakes a caller that sleeps on the file descriptor: the descriptor is readable without an event until
-    /// [`clear_wake`](CmEventChannel::clear_wake) is called once for each call of `wake`.
+    /// Wakes a caller that sleeps on the file descriptor: the descriptor becomes readable without an event. The caller
+    /// must call [`clear_wake`](CmEventChannel::clear_wake) once for each call of `wake`.
     pub fn wake(&self) {
         self.channel.notify();
     }

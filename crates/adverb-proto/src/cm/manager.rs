@@ -105,7 +105,7 @@ pub(super) struct Outbox {
 }
 
 /// The maximum number of times that a REP is retransmitted while many connections are half open. One retransmission
-/// recovers from a lost RTU, because the peer then sends the RTU again.
+/// recovers from a lost RTU, because the peer then retransmits the RTU.
 const MAX_CROWDED_RETRANSMISSIONS: u8 = 1;
 
 /// The maximum number of messages that wait for transmission. Further messages are dropped, as if the network lost

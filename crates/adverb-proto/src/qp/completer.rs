@@ -157,8 +157,8 @@ impl QueuePair {
         {
             return self.drop_mismatched(cx, packet);
         }
-        // A response acknowledges all earlier packets (vol. 1, 9.7.5). A response without a message sequence number is
-        // too easily forged for that, and the peer must have sent one with the number before.
+        // A response acknowledges all earlier packets (vol. 1, 9.7.5). A MIDDLE response has no message sequence
+        // number, so it is too easily forged for that. The peer must have sent a response with the number before it.
         if aeth.is_none() && psn != self.requester.unacked {
             return self.handle_implied_nak(cx);
         }

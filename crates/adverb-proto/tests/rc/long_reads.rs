@@ -98,7 +98,7 @@ fn every_part_takes_one_of_the_peers_slots() {
 
 #[test]
 fn each_part_has_its_own_response() {
-    // A response neither continues after the end of its part, nor starts within the part.
+    // A response ends with its part, and the response to the next part starts there.
     for (psn, response) in
         [(1, ReadResponse::Middle), (2, ReadResponse::Middle), (2, ReadResponse::Last(aeth(2)))]
     {

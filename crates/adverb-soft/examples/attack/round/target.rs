@@ -37,7 +37,7 @@ impl Target {
         Ok(Target { end, local, remote, sender, peer, attacker_state: AttackerState::default() })
     }
 
-    /// Restores the queue pair if an attack moved it to the error state, and posts requests.
+    /// Connects the queue pair if it is new or an attack moved it to the error state, and posts requests.
     pub(super) fn restore_and_post(&mut self, decisions: &mut DecisionSource<'_>) -> Outcome<()> {
         while self.end.poll().is_some() {}
         if self.end.state() != Some(QpState::ReadyToSend) {

@@ -4,7 +4,7 @@ use super::*;
 fn reregistered_memory_keeps_its_key() {
     let nic = Nic::open(NicOptions::loopback()).unwrap();
     let (a, b) = pair(&nic);
-    let (source, old, new) =
+    let (source, new, old) =
         (Area::new(&nic, a.pd, 64), Area::new(&nic, b.pd, 64), Area::new(&nic, b.pd, 64));
     source.fill(5);
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
