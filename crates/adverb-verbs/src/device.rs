@@ -165,8 +165,8 @@ impl Device {
         Ok(device)
     }
 
-    /// Opens the first device with an active port. Adverb's software device `soft` is opened only if no other device
-    /// has an active port.
+    /// Opens the first device with an active port. Adverb's software device `soft` is opened only if no device of
+    /// rdma-core has an active port.
     ///
     /// # Errors
     ///

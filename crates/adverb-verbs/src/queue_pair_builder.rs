@@ -270,7 +270,7 @@ impl QueuePairBuilder {
     }
 }
 
-/// Returns the default access rights of a queue pair: all that the device supports.
+/// Returns the default access rights of a queue pair: all, except the kinds of FLUSH that the device does not support.
 fn default_access(flush: FlushCapabilities) -> Access {
     let mut access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
     access.set(Access::FLUSH_GLOBAL, flush.global);

@@ -204,7 +204,8 @@ impl Identifier {
     }
 }
 
-/// Whether hardware has a loopback address, or the unspecified address: the kernel's software devices may have them.
+/// Whether hardware has a loopback address, as the kernel's software devices may. For the unspecified address: whether
+/// there is any hardware.
 /// (The kernel's connection manager can be bound to any loopback address, even if no device has a route to it.)
 #[cfg(feature = "soft")]
 fn is_hardware_addr(address: IpAddr) -> bool {

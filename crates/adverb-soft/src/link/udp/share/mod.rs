@@ -153,8 +153,8 @@ impl SharedAddress {
         self.election.deadline()
     }
 
-    /// Returns whether this process must handle a packet from the socket: the packet is for it, or needs a reply although
-    /// no process is its target. Passes other packets on.
+    /// Returns whether this process must handle a packet from the socket: the packet is for it, or it needs a reply
+    /// although no process is its target. Passes other packets on.
     #[inline]
     pub(super) fn accept_or_pass_on(&mut self, datagram: &Datagram<'_>) -> bool {
         dispatch::is_own(datagram.bytes, self.share) || self.accept_or_pass_on_foreign(datagram)
