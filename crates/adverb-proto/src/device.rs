@@ -280,7 +280,7 @@ impl<S: EventSink> Device<S> {
     }
 
     /// Creates queue pair 1, the general service interface (GSI) that connection managers use (vol. 1, 13.5.1). Its
-    /// transport must be UD, and its queue key is [`GSI_QKEY`](adverb_wire::cm::GSI_QKEY).
+    /// transport must be UD. Connection managers expect the queue key [`GSI_QKEY`](adverb_wire::cm::GSI_QKEY).
     ///
     /// # Errors
     ///

@@ -47,7 +47,7 @@ impl CmEventChannel {
 
     /// Removes and returns the oldest event. Returns `None` if the channel is empty.
     pub fn take(&self) -> Option<CmEvent> {
-        // The queue alone determines the result, because `retain` may have removed events that the channel still counts.
+        // The queue alone determines the result: `retain` may have removed events that the channel still counts.
         _ = self.channel.take();
         self.events.lock().pop_front()
     }

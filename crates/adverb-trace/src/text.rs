@@ -1,5 +1,5 @@
-//! Traces as text: the listing of each request with its packets and its completion, one line per event, the summary, and
-//! the report on failures.
+//! Traces as text: the listing of each request with its packets and its completion, one line per event, the summary,
+//! and the report on failures.
 
 mod clock;
 mod headers;

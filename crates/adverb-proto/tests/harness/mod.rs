@@ -430,7 +430,7 @@ impl End {
 pub(crate) struct Pair {
     pub(crate) a: End,
     pub(crate) b: End,
-    /// The number of packets that were transferred.
+    /// The number of packets that were sent, including those that did not arrive.
     pub(crate) packets: usize,
 }
 

@@ -34,8 +34,8 @@ fn pair_qps(build: &Build) -> Vec<Option<usize>> {
         }
     }
     for group in groups.values() {
-        // Queue pair numbers are random, so a larger group is that of a forged recording, or of two queue pairs that were
-        // connected many times. Their last connections are compared.
+        // Queue pair numbers are random, so a larger group is that of a forged recording, or of two queue pairs that
+        // were connected many times. Their last connections are compared.
         let group = &group[group.len().saturating_sub(MAX_GROUP)..];
         let mut pairs = Vec::new();
         for (index, &(one, connection)) in group.iter().enumerate() {

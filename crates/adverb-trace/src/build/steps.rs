@@ -100,8 +100,8 @@ impl EventReader<'_> {
             replaceable: HashMap::new(),
             datagram_addrs: None,
             arriving: None,
-            // If events were overwritten, packets of earlier connections are probably among them, and the first sequence
-            // numbers of these connections are out of date.
+            // If events were overwritten, packets of earlier connections are probably among them, and the first
+            // sequence numbers of these connections are out of date.
             has_current_psns: lost_count == 0,
         };
         for (time, event) in earlier_connections {

@@ -79,8 +79,8 @@
 //! set. A listener at every address (`0.0.0.0`, `[::]`) listens on the software devices that are open at that moment,
 //! or on hardware if no software device is open.
 //!
-//! Each process of one machine needs its own loopback address: for example, one process listens at 127.0.0.1, and
-//! another process listens at 127.0.0.2. A process that only connects uses a free address in 127.0.0.0/8.
+//! Only one process of a machine can have the default loopback addresses, 127.0.0.1 and ::1. Another process listens at
+//! another loopback address, 127.0.0.2 for example. A process that only connects uses a free address in 127.0.0.0/8.
 //!
 //! # Blocking and non-blocking use
 //!

@@ -135,7 +135,7 @@ impl Device {
         Ok(self.nic.addresses().iter().enumerate().map(entry).collect())
     }
 
-    /// Returns the state of the port: active if an interface with one of the addresses is up, or if the device needs none.
+    /// Returns the state of the port: active if an interface with one of the addresses is up or not needed.
     fn state(&self) -> PortState {
         let is_up = |address: &IpAddr| self.interface(*address).is_some_and(|interface| interface.is_up);
         match !self.is_on_interface || self.nic.addresses().iter().any(is_up) {
@@ -162,8 +162,8 @@ impl Device {
     }
 }
 
-/// Returns the GUID of a NIC with these addresses: a locally administered one. It differs for each IPv4 address, and most
-/// likely for each IPv6 address.
+/// Returns the GUID of a NIC with these addresses: a locally administered one. It differs for each IPv4 address, and
+/// most likely for each IPv6 address.
 pub(super) fn guid(addresses: &[IpAddr]) -> u64 {
     let low = match addresses.first() {
         Some(IpAddr::V4(address)) => address.to_bits(),

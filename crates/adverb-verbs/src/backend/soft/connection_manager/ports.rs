@@ -74,7 +74,8 @@ impl PortLease {
     ///
     /// # Errors
     ///
-    /// Returns `AddrInUse` if another identifier uses the port and doesn't share it.
+    /// Returns `AddrInUse` if another identifier uses the port, unless both share it, and `AddrNotAvailable` if `port`
+    /// is 0 and no port is free.
     pub(super) fn new(
         devices: &[Arc<Device>],
         purpose: Purpose,
