@@ -265,11 +265,12 @@ fn messages_reach_the_listener_and_the_connection_whichever_process_ends() {
     let [zero, one, two] = processes;
     drop(zero);
     check(&two, &one);
-    // Without a listener, and without the process of a connection, any process replies.
+    // Another process can claim a service that was released.
     two.link.lock().release_service(service);
     let successor = Process::open(address);
     successor.link.lock().claim_service(service).unwrap();
     send_until_received(query(service), address, &successor);
+    // Without a listener, and without the process of a connection, any process replies.
     drop((two, successor));
     send_until_received(query(service), address, &one);
     send_until_received(dreq(AddressShare::new(99).unwrap().comm_id(7)), address, &one);

@@ -264,10 +264,10 @@ mod tests {
             socket.send(closed, 0, 1, 0, b"to a closed port").unwrap();
             let mut quoted = [0; 64];
             let start = Instant::now();
-            // The message is pending, so that the link's next send fails.
             while socket.socket.take_error().unwrap().is_none() {
                 assert!(start.elapsed() < TEST_DEADLINE);
             }
+            // The second message stays pending, so the link's next send fails.
             socket.send(closed, 0, 1, 0, b"to a closed port").unwrap();
             std::thread::sleep(Duration::from_millis(10));
             let source = SocketAddr::new(here, port);
