@@ -149,7 +149,7 @@ fn placeholder(device: Option<DeviceId>, is_v6: bool) -> IpAddr {
 /// The last octet of the address of a peer that was not recorded.
 const UNRECORDED_HOST: u8 = 254;
 
-/// The source port of packets with an unknown address: the first port of RoCEv2 senders.
+/// The source port of packets whose source is unknown: the first port of RoCEv2 senders.
 const PLACEHOLDER_PORT: u16 = 0xc000;
 
 /// Appends the IP datagram of a packet to `frame`.

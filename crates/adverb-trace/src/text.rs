@@ -118,7 +118,7 @@ fn device_name(trace: &Trace, device: DeviceId) -> &str {
     trace.device(device).map_or("", |device| &device.name)
 }
 
-/// Returns the request that a packet belongs to.
+/// Returns the request that a packet belongs to. An ACK belongs to the last request that it acknowledges.
 fn role_request(role: &PacketRole) -> Option<RequestId> {
     match role {
         PacketRole::Request(request) | PacketRole::Response(request) => *request,

@@ -121,7 +121,7 @@ impl Context<'_> {
         let unix =
             device.clock.unix_nanos.saturating_add(origin.saturating_sub(device.clock.monotonic_nanos));
         json.begin_object().field("name", device.name.as_str()).field("clock", clock);
-        // The time of day of the clock's first step, in milliseconds for JavaScript's `Date`.
+        // The Unix time of the clock's first step, in milliseconds for JavaScript's `Date`.
         json.field("startMillis", (device.clock.unix_nanos > 0).then_some(unix / 1_000_000));
         json.field("lostCount", device.lost_count).field("stopCause", Text(device.stop_cause)).end_object();
     }
