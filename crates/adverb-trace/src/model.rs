@@ -95,8 +95,8 @@ pub struct Request {
     pub times: RequestTimes,
     /// The sequence numbers of the request's packets. A READ takes those of its responses.
     pub psn_range: Option<PsnRange>,
-    /// The packets of a send request, with their retransmissions and the READ or atomic responses; or the packets of
-    /// the message that a receive request received. All are packets of the request's device, in the order of their
+    /// The packets of a send request, with their retransmissions and the responses, such as those to a READ; or the
+    /// packets of the message that a receive request received. All are packets of the request's device, in the order of their
     /// times; [`Packet::peer_packet`] is the same packet at the other end.
     pub packets: Vec<PacketId>,
     /// The ACKs and NAKs that acknowledged sequence numbers of a send request for the first time, or that rejected the
@@ -137,8 +137,8 @@ pub struct WorkRequest {
 pub struct RequestTimes {
     /// The time of the post.
     pub posted: Option<Time>,
-    /// The time of the doorbell that covered the request. The value is `None` if the queue pair was already sending
-    /// when the request was posted.
+    /// The time of the doorbell that covered a send request. The value is `None` if the queue pair was already sending
+    /// when the request was posted, or if the device records no doorbells, as devices of rdma-core.
     pub doorbell: Option<Time>,
     /// The time of the first packet.
     pub first_packet: Option<Time>,

@@ -87,7 +87,7 @@ impl Receiver {
         }
     }
 
-    /// Records that the queue pair rejected a packet. The peer retransmits from that packet.
+    /// Records that the queue pair rejected a packet. If the peer retransmits, it starts with that packet.
     pub(super) fn reject(&mut self, psn: Psn) {
         if self.expected.is_some_and(|expected| expected.since(psn) > 0) {
             self.expected = Some(psn);
