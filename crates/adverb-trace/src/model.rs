@@ -96,8 +96,8 @@ pub struct Request {
     /// The sequence numbers of the request's packets. A READ takes those of its responses.
     pub psn_range: Option<PsnRange>,
     /// The packets of a send request, with their retransmissions and the responses, such as those to a READ; or the
-    /// packets of the message that a receive request received. All are packets of the request's device, in the order of their
-    /// times; [`Packet::peer_packet`] is the same packet at the other end.
+    /// packets of the message that a receive request received. All are packets of the request's device, in the order of
+    /// their times; [`Packet::peer_packet`] is the same packet at the other end.
     pub packets: Vec<PacketId>,
     /// The ACKs and NAKs that acknowledged sequence numbers of a send request for the first time, or that rejected the
     /// request, at the request's device and in the order of their times.
@@ -239,7 +239,8 @@ pub struct Packet {
     pub dropped: Option<DropReason>,
     /// The role of the packet.
     pub role: PacketRole,
-    /// The same packet at the other end, if the other end was recorded too and the packet arrived.
+    /// The same packet at the other end, if the other end was recorded too and the packet arrived. For a multicast
+    /// datagram that was sent, it is the packet of one of the receivers.
     pub peer_packet: Option<PacketId>,
 }
 

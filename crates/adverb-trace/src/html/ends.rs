@@ -103,7 +103,8 @@ impl Ends {
 pub(super) enum Delivery {
     /// The packet was recorded at both ends.
     Arrived,
-    /// The received packet is a copy that the network made of another one.
+    /// The packet that was sent is matched with another received packet: the network made a copy, or a multicast
+    /// datagram has several receivers.
     Duplicate,
     /// The other end was not recorded.
     Unrecorded,
