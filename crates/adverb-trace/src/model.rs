@@ -81,7 +81,8 @@ pub struct Request {
     pub qpn: Option<Qpn>,
     /// The queue.
     pub queue: Queue,
-    /// The number of the request in its queue: requests are numbered from 0, in the order of their posting.
+    /// The number of the request in its queue: requests are numbered from 0, in the order of their posting. Requests of
+    /// a shared receive queue of rdma-core have arbitrary numbers.
     pub number_in_queue: u32,
     /// The index of the queue pair's connection in [`Device::connections`]. The value is `None` if the queue pair was
     /// not connected, and for datagrams.

@@ -268,8 +268,8 @@ impl SharedReceiveQueueBuilder {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::LimitExceeded`] if the depth is 0 or larger than 65,536, and [`Error::Verb`] if the device
-    /// can't create the queue.
+    /// Returns [`Error::LimitExceeded`] if the depth is 0 or larger than 65,536, or if a limit of a software device is
+    /// exceeded, and [`Error::Verb`] if the device can't create the queue.
     pub fn create(self) -> Result<SharedReceiveQueue> {
         const MAX_DEPTH: u32 = 1 << 16;
         if self.depth == 0 || self.depth > MAX_DEPTH {

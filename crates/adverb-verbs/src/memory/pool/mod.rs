@@ -127,7 +127,7 @@ enum IdleAction {
     FreeExcess,
 }
 
-/// The minimum length of a chunk with more than one slot.
+/// The minimum target length of a chunk, which has as many whole slots as fit, or one slot.
 const MIN_CHUNK_LEN: usize = 64 << 10;
 /// The maximum length of a chunk with more than one slot.
 const MAX_CHUNK_LEN: usize = 2 << 20;
