@@ -298,7 +298,7 @@ mod tests {
         let kinds = |term| find(term).iter().map(|found| found.explanation.kind).collect::<Vec<_>>();
         use Kind::*;
         assert_eq!(kinds("12"), [CompletionStatus, AsyncEvent, Errno, Syndrome, Opcode, RejectReason]);
-        // Bytes of packets come first in hexadecimal.
+        // A hexadecimal number lists the bytes of packets (syndromes and opcodes) first.
         assert_eq!(kinds("0x0c"), [Syndrome, Opcode, CompletionStatus, AsyncEvent, Errno, RejectReason]);
         assert_eq!(kinds("-12"), [Errno]);
         assert_eq!(kinds("0x81"), [Syndrome, Opcode]);

@@ -597,7 +597,7 @@ fn outstanding_reads_and_atomics_are_limited() {
 }
 
 #[test]
-fn flush_and_atomic_write_count_as_reads() {
+fn atomic_write_counts_as_a_read() {
     let mut end = solo_with(&Options { max_rd_atomic: 1, ..Options::default() });
     end.post(1, SendOperation::AtomicWrite { remote: remote(0), bytes: [1; 8] }, 0, 0);
     end.post(2, READ, 0, 8);
