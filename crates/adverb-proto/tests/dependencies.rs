@@ -47,7 +47,7 @@ fn engine_names_no_clock_socket_thread_or_file() {
             for word in
                 ["Instant", "SystemTime", "std::thread::", "std::fs", "std::net::Udp", "std::io", "unsafe {"]
             {
-                // The mutation is selected per thread.
+                // A variable of each thread holds the selected mutation.
                 let is_exempt = path.ends_with("mutation.rs");
                 assert!(is_exempt || !text.contains(word), "{} names {word}", path.display());
             }

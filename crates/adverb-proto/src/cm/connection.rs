@@ -18,7 +18,8 @@ pub enum State {
     ReqSent,
     /// The peer accepted the connection. The application must establish or reject it.
     RepReceived,
-    /// The peer sent a REQ. The application must accept or reject the connection.
+    /// The peer sent a REQ. The application must accept or reject the connection; a peer-to-peer connection, which it
+    /// requested too, it must establish or reject.
     ReqReceived,
     /// This side accepted the connection with a REP and waits for the RTU.
     RepSent,

@@ -199,7 +199,8 @@ pub struct ConnectParams<'a> {
     pub local_qp: LocalQp,
     /// The path MTU, at most [`Config::path_mtu`].
     pub path_mtu: PathMtu,
-    /// The traffic class of packets in both directions.
+    /// The traffic class that the request names for packets in both directions. The attributes of the queue pair do
+    /// not include it.
     pub traffic_class: u8,
     /// The private data for the peer's application: at most 56 bytes if the service is a TCP or UDP port, otherwise 92.
     pub private_data: &'a [u8],

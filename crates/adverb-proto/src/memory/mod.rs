@@ -1,7 +1,7 @@
 //! Registered memory: regions, their keys, and access to their bytes.
 //!
-//! The engine holds no bytes. A region is a range of addresses with access rights and a random key. A [`StorageId`]
-//! identifies the storage in which the caller keeps the region's bytes. The engine writes a peer's data through the
+//! A region is a range of addresses with access rights and a random key. The engine does not hold the region's bytes: a
+//! [`StorageId`] identifies the storage in which the caller keeps them. The engine writes a peer's data through the
 //! caller's [`Memory`]. The engine describes data to send as [`Span`]s, and the caller reads the bytes when it sends
 //! the packet.
 

@@ -120,6 +120,7 @@ impl Segments {
             self.ring.drain(..usize::from(range.count));
         }
         if self.ring.is_empty() {
+            // Clearing restarts at the front, so that a ring that is mostly short uses few cache lines.
             self.ring.clear();
         }
         self.removed = self.removed.wrapping_add(u32::from(range.count));

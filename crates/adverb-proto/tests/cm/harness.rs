@@ -38,7 +38,7 @@ pub(crate) struct Pair {
     pub(crate) log: Vec<(usize, Mad)>,
     pub(crate) filter: Filter,
     held: VecDeque<(usize, Mad)>,
-    /// Whether requests are accepted and acceptances established automatically.
+    /// Whether requests are accepted, and accepted connections are established, automatically.
     pub(crate) automatic: bool,
     next_qpn: u32,
 }

@@ -101,7 +101,7 @@ fn peer_to_peer_queue_pairs_get_matching_attributes() {
 }
 
 #[test]
-fn a_peer_that_never_connects_is_unreachable() {
+fn peers_whose_messages_are_all_lost_are_unreachable() {
     let mut pair = Pair::without_listener();
     pair.filter = Box::new(|_, _| Delivery::Lose);
     connect_both(&mut pair);

@@ -92,7 +92,7 @@ fn receive_posted_while_the_peer_has_no_credit_causes_an_unsolicited_acknowledge
 }
 
 #[test]
-fn receive_causes_no_acknowledgement_without_credits_or_while_the_peer_has_some() {
+fn receive_causes_no_acknowledgement_without_credits_or_before_the_first_message() {
     let mut end = solo();
     end.post_recv(1, 0, 64);
     end.exchange(0, Rc::Send(Send::Only(None)), b"abcd");

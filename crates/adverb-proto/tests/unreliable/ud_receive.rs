@@ -59,8 +59,8 @@ fn grh_of_ipv4_is_in_the_last_twenty_bytes_and_the_first_are_zero() {
     assert_eq!(grh[20], 0x45);
     let ip = IpHeader::from_grh(&grh).unwrap();
     assert_eq!((ip.source(), ip.destination()), (end.peer, end.address));
-    // The length includes the UDP header, the base header, the datagram header, five bytes padded to eight, and the
-    // ICRC.
+    // The length includes the IP header, the UDP header, the base header, the datagram header, five bytes padded to
+    // eight, and the ICRC.
     let length = 20 + 8 + 12 + 8 + 8 + 4;
     assert_eq!(u16::from_be_bytes([grh[22], grh[23]]), length);
     let sum: u32 = grh[20..].chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
