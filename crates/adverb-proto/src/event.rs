@@ -15,7 +15,8 @@ use crate::srq::Srq;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum QueueEvent {
-    /// A completion queue is full and has lost completions. Queue pairs that use it move to the error state.
+    /// A completion queue was full and lost a completion. The queue also loses all further completions. A queue pair
+    /// moves to the error state when one of its completions is lost.
     CqOverflow(Cq),
     /// The first packet of a connection arrived before the queue pair was ready to send.
     Established(Qpn),

@@ -142,8 +142,8 @@ impl Keys {
         }
         let region = self.valid_region(pd, lkey)?;
         let registration = &region.registration;
-        // A window may grant a peer access that its region doesn't grant, except access that the device itself doesn't
-        // have.
+        // A window may grant a peer READs, WRITEs and atomics that its region doesn't grant. The region must grant the
+        // kinds of FLUSH that the window grants and, for WRITEs and atomics, local write access.
         let flushes = rights & (Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT);
         let mut need = Access::WINDOW_BIND | flushes;
         need.set(Access::LOCAL_WRITE, rights.is_remotely_writable());

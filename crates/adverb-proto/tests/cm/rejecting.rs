@@ -125,7 +125,7 @@ fn an_ip_header_with_other_addresses_is_rejected_with_28() {
 }
 
 #[test]
-fn fields_without_meaning_on_roce_are_ignored() {
+fn fields_that_the_manager_does_not_use_are_ignored() {
     let accepted = reason_after(|req| {
         req.primary_path.local_lid = 0;
         req.primary_path.remote_lid = 7;

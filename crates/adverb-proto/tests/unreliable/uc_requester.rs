@@ -148,7 +148,7 @@ fn nothing_is_retransmitted() {
 }
 
 #[test]
-fn operations_that_need_a_response_are_rejected() {
+fn operations_that_only_reliable_connections_support_are_rejected() {
     let mut end = solo();
     let remote = RemoteAddress { addr: ADDR, rkey: 1 };
     for operation in [
@@ -297,7 +297,7 @@ fn only_the_last_packet_of_a_solicited_request_is_solicited() {
 }
 
 #[test]
-fn maximum_message_size_is_that_of_reliable_connections() {
+fn message_that_is_too_long_is_rejected() {
     let mut end = solo();
     let segments = [end.segment(0, u32::MAX)];
     let posted = end.try_post(1, SendOperation::Send, SendFlags::empty(), &segments);
