@@ -40,8 +40,8 @@ impl fmt::Display for ConnectionId {
 pub enum Event {
     /// A peer requests a connection. The application must accept or reject it.
     Request(Box<Request>),
-    /// The peer accepted the connection. The application must move the queue pair to ready-to-send and
-    /// [establish](super::Manager::establish) the connection, or reject it.
+    /// The peer accepted the connection, or requested the same peer-to-peer connection. The application must move the
+    /// queue pair to ready-to-send and [establish](super::Manager::establish) the connection, or reject it.
     Accepted(Box<Acceptance>),
     /// The connection is established.
     Established(ConnectionId),
@@ -51,7 +51,8 @@ pub enum Event {
     /// The connection was not established by the deadline: the peer did not respond, or the application did not accept,
     /// establish or reject the connection in time.
     Unreachable(ConnectionId),
-    /// The connection has ended because the peer or this side disconnected.
+    /// The connection has ended, because the peer or this side disconnected, or because the peer no longer has the
+    /// connection.
     Disconnected(ConnectionId),
     /// Timewait is over: the queue pair number may be used for a new connection.
     TimewaitExit {
@@ -133,7 +134,7 @@ pub struct Acceptance {
     pub private_data: Vec<u8>,
 }
 
-/// A peer's rejection of a connection.
+/// The rejection of a connection, by the peer or by the manager.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Rejection {

@@ -96,7 +96,8 @@ impl QueuePair {
         let payload = packet.payload;
         self.check_payload_len(position, payload.len())?;
         let entry = self.front_receive(cx).ok_or(RequestError::Rnr)?;
-        // From here on the message uses the receive request, which fails if the message does.
+        // From here on the message uses the receive request, which fails if the message fails. Unreliable connections
+        // drop an invalid message instead, and keep the request.
         self.responder.current = CurrentMessage::Send { received };
         if u64::from(received) + payload.len() as u64 > entry.length {
             return Err(RequestError::Fatal(NakCode::InvalidRequest, Status::LocalLength));

@@ -116,7 +116,7 @@ mod tests {
         for port in [0, 4790, 4791, 5048, 0xc000, 0xffff] {
             assert_eq!(Gid::from(SocketAddr::new([192, 0, 2, 7].into(), port)), gid("192.0.2.7"));
         }
-        // No other IPv6 address can be encoded with a port.
+        // An IPv6 address other than ::1 can't be encoded with a port.
         assert_eq!(Gid::from("[2001:db8::7]:4792".parse::<SocketAddr>().unwrap()), gid("2001:db8::7"));
     }
 
