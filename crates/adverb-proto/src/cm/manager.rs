@@ -566,8 +566,9 @@ impl Manager {
         }
     }
 
-    /// Ends a connection whose peer did not respond, with a REJ. After a REP the peer's address may be spoofed: while
-    /// many connections are half open, the REJ is sent only if the peer sends another message.
+    /// Ends a connection that was not established by its deadline, or that the application aborts, with a REJ. After a
+    /// REP the peer's address may be spoofed: while many connections are half open, the REJ is sent only if the peer
+    /// sends another message.
     fn end_at_deadline(&mut self, now: Time, id: u32) {
         let Some(connection) = self.table.get(id) else { return };
         let rej = compose::rej_timeout(&self.config, connection);

@@ -101,7 +101,7 @@ impl QpConfig {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Transition {
-    /// Reset to init: receives may be posted.
+    /// Reset to init: receives may be posted. In init, the transition changes the attributes.
     Init(Init),
     /// Init to ready to receive, for connections: the queue pair receives messages from the peer.
     ReadyToReceive(ReadyToReceive),
@@ -270,7 +270,8 @@ pub enum PostError {
     TooManySegments,
     /// The length is not valid for the operation.
     InvalidLength,
-    /// The request has more inline bytes than the queue pair was created for, or its operation sends no local bytes.
+    /// The request has more inline bytes than the queue pair was created for, its operation sends no local bytes, or
+    /// it has the inline flag without inline bytes or inline bytes without the flag.
     InvalidInline,
     /// The transport does not support the operation.
     Unsupported,

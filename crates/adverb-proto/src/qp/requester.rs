@@ -35,7 +35,8 @@ pub(super) struct Requester {
     next_ssn: Psn,
     /// The number of messages of the requests that were removed from the send queue.
     pub(super) completed: Psn,
-    /// The last message for which the peer has a receive, or `None` if the peer sends no credits.
+    /// The last message for which the peer has a receive, or `None` if this queue pair does not use credits or the
+    /// peer sends none.
     pub(super) credit_limit: Option<Psn>,
     /// The number of packets since the last acknowledgement request.
     since_ack_request: u32,

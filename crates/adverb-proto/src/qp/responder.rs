@@ -70,7 +70,8 @@ enum Execution {
 pub(super) enum RequestError {
     /// No receive is posted. The peer may retransmit the request.
     Rnr,
-    /// An error that ends the connection. The receive request in use, if there is one, completes with the status.
+    /// An error that ends a reliable connection. The receive request in use, if there is one, completes with the
+    /// status. An unreliable connection ends only if its own memory access failed, and otherwise drops the message.
     Fatal(NakCode, Status),
 }
 

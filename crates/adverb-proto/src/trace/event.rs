@@ -342,9 +342,10 @@ pub enum DropReason {
     PsnBelowExpected,
     /// No receive is posted, on an unreliable transport.
     NoReceivePosted,
-    /// The message is longer than its receive buffer or the maximum, on an unreliable transport.
+    /// The datagram is longer than its receive buffer or the maximum.
     MessageTooLong,
-    /// The request is invalid or violates access rights, on an unreliable connection.
+    /// The request is invalid, is longer than its receive buffer or violates access rights, on an unreliable
+    /// connection.
     InvalidRequest,
     /// The queue key differs from the queue pair's.
     WrongQkey,
