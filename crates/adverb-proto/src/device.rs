@@ -335,9 +335,9 @@ impl<S: EventSink> Device<S> {
 
     /// Destroys a queue pair in any state. Returns `false` if it does not exist.
     ///
-    /// The queue pair's requests are discarded without completions; completions that are already queued stay. If a
-    /// partially received message uses a request of a shared receive queue, that request returns to the front of the
-    /// shared receive queue.
+    /// The queue pair's requests are discarded without completions; completions that are already queued stay. A request
+    /// that the queue pair has taken from a shared receive queue, for a message that is not complete, returns to the
+    /// front of that queue.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> bool {
         let Some(slot) = self.slot(qpn) else { return false };
         let Some(mut qp) = self.qps[slot as usize].take() else { return false };
@@ -437,8 +437,8 @@ impl<S: EventSink> Device<S> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the queue pair does not exist, its state does not allow posting, its queue is full, or the
-    /// request has too many segments.
+    /// Returns an error if the queue pair does not exist or uses a shared receive queue, its state does not allow
+    /// posting, its queue is full, the request has too many segments, or a buffer for datagrams is shorter than a GRH.
     pub fn post_recv(&mut self, now: Time, qpn: Qpn, request: &RecvRequest<'_>) -> Result<(), PostError> {
         let slot = self.slot(qpn).ok_or(PostError::UnknownQp)?;
         let Some(qp) = self.qps[slot as usize].as_mut() else { return Err(PostError::UnknownQp) };
@@ -447,7 +447,8 @@ impl<S: EventSink> Device<S> {
         Ok(())
     }
 
-    /// Handles a received packet. A packet with arbitrary content can at worst move a queue pair to the error state.
+    /// Handles a received packet. A packet with arbitrary content can at worst move a queue pair to the error state and
+    /// access memory whose key it contains.
     ///
     /// Parsing has checked the length and the opcode. The device checks queue pair, addresses, partition and ICRC, in
     /// this order, and the queue pair checks the other fields.

@@ -5,7 +5,7 @@
 //! returns packets to send and completions. It performs no I/O, has no clock and no thread, and contains no `unsafe`
 //! code. Time and randomness are arguments. The engine reads and writes registered memory through the caller's
 //! [`memory::Memory`]. A packet to send consists of its headers and the location of its payload, so the engine copies
-//! no payload.
+//! no payload except inline bytes.
 //!
 //! - [`types`]: plain data that applications and devices share, such as requests, completions and attributes.
 //! - [`memory`]: memory regions, windows and their access checks.

@@ -91,7 +91,7 @@ mutations! {
     IgnoreFence,
     /// The requester exceeds the peer's limit of outstanding READs and atomics.
     IgnoreReadLimit,
-    /// The message sequence number (MSN) in acknowledgements is one too high after a READ.
+    /// The message sequence number (MSN) in acknowledgements counts each READ, atomic and FLUSH twice.
     WrongMsn,
     /// Congestion notification packets (CNPs) are counted, but don't reduce the rate.
     IgnoreCnp,

@@ -120,7 +120,7 @@ impl SharedQueue {
 /// The status of a shared receive queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SrqStatus {
-    /// The number of queued requests. Requests in use by a partially received message are not counted.
+    /// The number of queued requests. Requests that queue pairs have taken for a message are not counted.
     pub request_count: usize,
     /// The armed limit: the queue generates an event when it holds fewer requests. The value is 0 if the queue is not
     /// armed, or after the event.

@@ -71,7 +71,7 @@
 //! message. The manager rejects the message as stale and, at most once per response timeout, also sends a probe: a DREQ
 //! with both communication IDs and queue pair number 0. A peer that has lost the connection responds with a DREP. The
 //! manager then ends the connection, and the peer's next REQ succeeds. A peer that still has the connection drops the
-//! probe because of the wrong queue pair number. A forged REQ therefore can't end a connection.
+//! probe because of the wrong queue pair number. A forged REQ therefore can't end an established connection.
 //!
 //! The sizes of all tables are [limited](Config). A flood of requests with spoofed sources occupies only the slots of
 //! half-open connections, which expire, and affects no established connection. Once half of these slots are occupied,

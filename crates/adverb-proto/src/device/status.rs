@@ -56,7 +56,7 @@ pub struct QpStatus {
     /// The number of outstanding send requests.
     pub send_queue_len: usize,
     /// The number of outstanding receive requests. If the queue pair uses a shared receive queue, this number
-    /// counts only the requests that a partially received message uses.
+    /// counts only the request that the queue pair has taken from it for the current or next message.
     pub recv_queue_len: usize,
     /// The event that moved the queue pair to the error state. `None` if the queue pair is in another state, or if
     /// [`Transition::Error`](crate::Transition::Error) moved it.

@@ -416,7 +416,7 @@ impl QueuePair {
             | SendOperation::SendInvalidate(_)
             | SendOperation::Write(_)
             | SendOperation::WriteWithImm(..) => {}
-            // Returned bytes can't be written into inline data.
+            // The other operations send no bytes of their segments.
             _ if inline.is_some() => return Err(PostError::InvalidInline),
             SendOperation::Read(_) => {}
             SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. } => {
@@ -569,8 +569,9 @@ impl QueuePair {
             Pushed::Added => {}
             Pushed::Event => cx.cq_events.push_back(cq),
             Pushed::Overflow | Pushed::Lost => {
-                // A lost completion breaks the guarantee that each request has one. The queue pairs of a completion
-                // queue in error also move to the error state (vol. 1, 10.8.3).
+                // A lost completion breaks the guarantee that each request has one, so the queue pair moves to the
+                // error state. Other queue pairs of the completion queue follow with their next completion (vol. 1,
+                // 10.8.3).
                 if pushed == Pushed::Overflow {
                     cx.queue_events.push_back(QueueEvent::CqOverflow(cq));
                 }

@@ -92,7 +92,7 @@ fn end_in(state: u64) -> End {
 }
 
 #[test]
-fn forged_packets_in_every_state_do_no_more_than_fail_the_queue_pair() {
+fn forged_packets_in_every_state_access_no_other_memory() {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let payload = vec![0x5a; 5000];
     for round in 0..400 {

@@ -9,7 +9,7 @@ fn options() -> Options {
     Options { mtu: PathMtu::Mtu256, timeout: 5, ..Options::default() }
 }
 
-/// Returns a connection with requests of all kinds posted.
+/// Returns a connection with requests of many kinds posted.
 fn mixed_requests() -> Pair {
     let mut pair = Pair::with(&options());
     pair.a.fill(0, &pattern(4000, 1));
