@@ -56,7 +56,8 @@ impl Payload<'_> {
     ///
     /// # Errors
     ///
-    /// Returns [`Fault`] if memory is not readable. After an error, `out` contains a part of the bytes.
+    /// Returns [`Fault`] if memory is not readable. After an error, `out` may have unspecified bytes after its previous
+    /// contents.
     pub fn gather(&self, memory: &impl Memory, out: &mut Vec<u8>) -> Result<(), Fault> {
         match self {
             Payload::Spans(spans) => {

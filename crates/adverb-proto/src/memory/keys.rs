@@ -12,7 +12,8 @@ use crate::mutation::mutant;
 use crate::slots::FreeSlots;
 use crate::types::{Access, Segment};
 
-/// A protection domain: a queue pair can use only the regions and windows of its own domain (vol. 1, 10.2.3).
+/// A protection domain: a queue pair can use only the regions and windows of its own domain (vol. 1, 10.2.3). The
+/// requests of a shared receive queue use the regions of the queue's domain.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Pd(u32);
 

@@ -6,7 +6,7 @@ use super::segments::{SegmentRange, Segments};
 use crate::mutation::mutant;
 use crate::types::RecvRequest;
 
-/// The receive queue of a queue pair. It grows as it fills.
+/// The receive queue of a queue pair, or the requests of a shared receive queue. It grows as it fills.
 #[derive(Debug, Default)]
 pub(crate) struct RecvQueue {
     entries: VecDeque<RecvEntry>,

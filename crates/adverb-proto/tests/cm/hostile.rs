@@ -335,7 +335,7 @@ fn a_message_from_the_peer_with_wrong_ids_is_ignored() {
 }
 
 #[test]
-fn a_req_from_another_address_with_the_peers_ids_ends_no_connection() {
+fn a_req_from_another_address_with_the_peers_guid_and_queue_pair_ends_no_connection() {
     let (mut pair, [_, server]) = Pair::connected();
     // The REQ has the GUID and queue pair of the client, but another address.
     let mut req = pair.last(CLIENT, "REQ");

@@ -152,7 +152,7 @@ fn a_peer_may_reuse_its_queue_pair_number_while_this_side_is_in_timewait() {
 }
 
 #[test]
-fn a_pending_request_that_became_stale_is_dropped() {
+fn a_pending_request_that_became_stale_is_rejected() {
     let mut pair = Pair::new();
     let connect = pair.request();
     pair.connect_with(CLIENT, &connect).unwrap();

@@ -506,7 +506,7 @@ fn missing_response_packet_causes_a_retransmission() {
 }
 
 #[test]
-fn response_of_a_wrong_length_is_a_bad_response() {
+fn response_of_a_wrong_length_or_position_is_a_bad_response() {
     for (response, length) in [
         (ReadResponse::First(aeth(1)), 1023),
         (ReadResponse::First(aeth(1)), 1025),
