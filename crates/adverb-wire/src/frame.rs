@@ -44,7 +44,7 @@ impl<'a> Frame<'a> {
     /// # Errors
     ///
     /// - Returns [`FrameError::NotUdp`] if the bytes aren't a complete, unfragmented UDP datagram with such an IP
-    ///   header.
+    ///   header, or if the checksum of an IPv4 header is wrong.
     /// - Returns [`FrameError::OtherPort`] if the destination port isn't 4791.
     /// - Returns [`FrameError::Packet`] if the UDP payload isn't a valid packet.
     pub fn parse(bytes: &'a [u8]) -> Result<Frame<'a>, FrameError> {

@@ -215,7 +215,7 @@ impl fmt::Display for Opcode {
     }
 }
 
-/// The payload lengths that an opcode allows. The transport checks the lengths of FIRST, MIDDLE and LAST packets,
+/// The payload lengths that an opcode allows. The transport checks the lengths of FIRST, MIDDLE, LAST and ONLY packets,
 /// because they depend on the path MTU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PayloadRule {

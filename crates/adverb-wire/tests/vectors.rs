@@ -10,7 +10,7 @@ use adverb_wire::{
 const CNP: &str = "45c2003c718c40004011 9161 0a001101 0a001201 0000 12b7 0028 0000 \
                    8100ffff 40000118 00000000 00000000000000000000000000000000 82fd002a";
 
-/// A UC SEND, also from scapy's tests, with IP ID 1144, an ECN mark, and two bytes of padding.
+/// A UC SEND, also from scapy's tests, with IP ID 1144, the ECN bits 01, and two bytes of padding.
 const UC_SEND: &str = "45010040 0478 4000 4011 b4d5 c0a80007 c0a80007 c000 12b7 002c aca2 \
                        2460ffff 000000d3 00cf1710 4630818be28935d90e9a95505401be885e500000 78f353f3";
 
