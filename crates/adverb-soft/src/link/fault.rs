@@ -252,7 +252,7 @@ impl<L: Link> FaultLink<L> {
                 self.counts.corrupted += 1;
             }
             Fault::EcnMark => {
-                // A congested switch would drop a packet that isn't ECN-capable.
+                // A packet that isn't ECN-capable is sent unchanged, although a congested switch would drop it.
                 let is_ecn_capable = packet.traffic_class & ECN_CE != 0;
                 let mark = if is_ecn_capable { ECN_CE } else { 0 };
                 let traffic_class = packet.traffic_class | mark;

@@ -19,8 +19,8 @@ use super::{AddressShare, Link, PathSocket, RxPacket, TimedSend, TxPacket};
 /// A packet capture in pcapng format (draft-ietf-opsawg-pcapng). Any number of links can write to a capture. Each link
 /// appears as a separate interface. Wireshark and `tshark -r file` can read the file.
 ///
-/// Packets have IP and UDP headers as on the wire, except for the UDP checksum, which is 0, as in the packets of other
-/// RoCEv2 devices.
+/// Packets have IP and UDP headers. In contrast to the headers on the wire, the UDP checksum is 0, as in the packets of
+/// other RoCEv2 devices, and the IPv4 ID of a sent packet is 0.
 ///
 /// ```no_run
 /// use adverb_soft::link::{Capture, UdpConfig, UdpLink};

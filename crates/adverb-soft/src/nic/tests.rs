@@ -156,7 +156,7 @@ fn loopback() -> Nic {
 }
 
 #[test]
-fn every_operation_works_between_two_queue_pairs_of_one_nic() {
+fn messages_writes_reads_and_atomics_work_between_two_queue_pairs_of_one_nic() {
     let nic = loopback();
     let (one, other) = pair(&nic);
     let (here, there) = (Area::new(&nic, one.pd, 8192), Area::new(&nic, other.pd, 8192));
