@@ -9,7 +9,8 @@ use super::Device;
 use crate::error::Result;
 
 impl Device {
-    /// Waits for an event of the device. Returns `None` if the timeout expires first.
+    /// Waits for an event of the device. Returns `None` if the timeout expires first, or if another caller reads the
+    /// event.
     ///
     /// # Errors
     ///

@@ -118,7 +118,8 @@ impl QueuePairBuilder {
         self
     }
 
-    /// Sets the local IP address, which selects a GID of the port: see [`Device::gid_for`](super::Device::gid_for).
+    /// Sets the local IP address, which selects a GID of the port: see [`Device::gid_for`](super::Device::gid_for). On
+    /// InfiniBand, the address is ignored.
     pub fn local_addr(mut self, address: IpAddr) -> QueuePairBuilder {
         self.address = Some(address);
         self

@@ -315,8 +315,8 @@ pub struct RecvRequest {
 }
 
 impl RecvRequest {
-    /// Creates a receive request. A message may be shorter than the payload. The request fails if the message is
-    /// longer.
+    /// Creates a receive request. A message may be shorter than the payload. If the message is longer, the request
+    /// fails on a reliable connection; on other transports, the device may drop the message and keep the request.
     ///
     /// On a UD queue pair, the payload needs 40 bytes for the global route header plus the MTU of the port.
     #[inline]

@@ -17,7 +17,8 @@ impl Device {
         unsafe { BorrowedFd::borrow_raw((*self.context.as_ptr()).async_fd) }
     }
 
-    /// Waits for an event, copies it and acknowledges it. Returns `None` if the timeout expires first.
+    /// Waits for an event, copies it and acknowledges it. Returns `None` if the timeout expires first, or if another
+    /// caller reads the event.
     pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<Option<DeviceEvent>> {
         // SAFETY: the context is open.
         if !wait_readable(unsafe { (*self.context.as_ptr()).async_fd }, timeout)? {
