@@ -1,16 +1,15 @@
-//! The rate of tonic's unary calls over Adverb's streams and over TCP: a part of `cargo xtask bench net` and
-//! `cargo xtask bench cluster`.
+//! Rate and latency of tonic's unary calls over Adverb's streams and over TCP. `cargo xtask bench net` and
+//! `cargo xtask bench cluster` run it.
 //!
 //! ```text
-//! calls WHO OURS THEIRS [MILLISECONDS] [AT_ONCE]       calls of one process to another: a second, and µs each
+//! calls KIND OURS THEIRS [MILLISECONDS] [OUTSTANDING]      calls from one process to another: calls/s, and µs for each
 //! ```
 //!
-//! `WHO` is `stream` or `tcp` (then there are addresses for devices); so many calls are under way at once, over one
-//! connection. With `PEER_CPU` in the environment the other process runs on that processor. Results are lines of a name and a
-//! number.
+//! `KIND` is `stream`, or `tcp`, with addresses in place of devices. `OUTSTANDING` is the number of outstanding calls,
+//! all on one connection. `OURS` and `THEIRS` are the devices of the two processes. The environment variable `PEER_CPU`
+//! pins the other process to a CPU. Each result is a line with a name and a number.
 
-// What the bench `net` of adverb has for two processes serves here, too; this needs a part of it.
-#[allow(dead_code, reason = "not all of it is used here")]
+#[allow(dead_code, reason = "the benchmark `net` of adverb, which shares it, uses more of it")]
 #[path = "../../adverb/benches/net/peer.rs"]
 mod peer;
 
@@ -36,32 +35,34 @@ use peer::Peer;
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
-/// Who is called, and how long a name is said to it.
+/// The path of the called method.
 const PATH: &str = "/greeter.Greeter/SayHello";
+
+/// The request's data, of about 64 bytes.
 const NAME: &str = "somebody whose name makes sixty-four bytes of this message, or so";
 
-/// For how long calls go before the time counts.
-const WARM: Duration = Duration::from_millis(50);
+/// The duration of the calls before the measurement starts.
+const WARM_UP: Duration = Duration::from_millis(50);
 
 fn main() -> Outcome {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let number = |at: usize, usual: u64| words.get(at).map_or(Ok(usual), |word| word.parse::<u64>());
+    let number = |at: usize, default: u64| words.get(at).map_or(Ok(default), |word| word.parse::<u64>());
     match words[..] {
-        [] => println!("nothing to do: this is run by `cargo xtask bench net`"),
-        ["serve", who, place] => runtime()?.block_on(serve(who, place))?,
-        [who, ours, theirs, ..] => {
-            let mut peer = Peer::start(who, theirs, &[])?;
-            let (time, at_once) = (Duration::from_millis(number(3, 700)?), number(4, 1)?);
-            runtime()?.block_on(call(who, ours, &peer.receive_line()?, time, at_once))?;
+        [] => println!("nothing to do: `cargo xtask bench net` runs this with arguments"),
+        ["serve", kind, place] => runtime()?.block_on(serve(kind, place))?,
+        [kind, ours, theirs, ..] => {
+            let mut peer = Peer::start(kind, theirs, &[])?;
+            let (time, outstanding) = (Duration::from_millis(number(3, 700)?), number(4, 1)?);
+            runtime()?.block_on(measure(kind, ours, &peer.receive_line()?, time, outstanding))?;
             peer.finish()?;
         }
-        _ => return Err("see the head of benches/calls.rs for what can be said".into()),
+        _ => return Err("usage: see the top of benches/calls.rs".into()),
     }
     Ok(())
 }
 
-/// A runtime as the bench `net` has it.
+/// Creates a runtime of one thread, as the benchmark `net` does.
 fn runtime() -> Outcome<Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }
@@ -70,28 +71,29 @@ fn options(device: &str) -> Outcome<Options> {
     Ok(Options::new().device(&Device::open(device)?))
 }
 
-async fn serve(who: &str, place: &str) -> Outcome {
-    match who {
+/// Accepts a connection, and serves it. `place` is a device, or an address for TCP.
+async fn serve(kind: &str, place: &str) -> Outcome {
+    match kind {
         "stream" => {
             let address: IpAddr = place.split_once(':').ok_or("the device needs an address")?.1.parse()?;
             let listener = Listener::bind_with((address, 0), &options(place)?).await?;
             peer::send_line(&listener.local_addr().to_string());
-            answer(listener.accept().await?.into_stream()).await?;
+            answer_calls(listener.accept().await?.into_stream()).await?;
         }
         "tcp" => {
             let listener = TcpListener::bind((place, 0)).await?;
             peer::send_line(&listener.local_addr()?.to_string());
             let (stream, _) = listener.accept().await?;
             stream.set_nodelay(true)?;
-            answer(stream).await?;
+            answer_calls(stream).await?;
         }
-        _ => return Err(format!("nobody is {who}").into()),
+        _ => return Err(format!("unknown kind {kind}").into()),
     }
     Ok(())
 }
 
-/// Answers calls until the process that started this one says that it is over.
-async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Outcome {
+/// Answers calls until the process that started this one ends the measurement.
+async fn answer_calls(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Outcome {
     let hello = |name: Request<String>| async move {
         Ok::<_, Status>(Response::new(format!("hello, {}", name.into_inner())))
     };
@@ -101,25 +103,28 @@ async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) ->
     });
     let http = auto::Builder::new(TokioExecutor::new());
     let served = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(greeter));
-    let mut is_over = tokio::task::spawn_blocking(peer::wait_for_finish);
+    let mut finish = tokio::task::spawn_blocking(peer::wait_for_finish);
     tokio::select! {
-        // How a client goes is nothing to the server.
-        _ = served => is_over.await?,
-        is_over = &mut is_over => is_over?,
+        // The result is ignored, because a client may end its connection in any way.
+        _ = served => finish.await?,
+        finished = &mut finish => finished?,
     }
     peer::send_line("done");
     Ok(())
 }
 
-async fn call(who: &str, ours: &str, address: &str, time: Duration, at_once: u64) -> Outcome {
+/// Makes calls, and prints their rate and the percentiles of their durations.
+async fn measure(kind: &str, ours: &str, address: &str, time: Duration, outstanding: u64) -> Outcome {
     let address: SocketAddr = address.parse()?;
     let endpoint = Endpoint::from_static("http://greeter");
-    let channel = match who {
+    let channel = match kind {
         "stream" => {
             let connector = Connector::new().options(&options(ours)?);
             let connect = service_fn(move |_| {
                 let connector = connector.clone();
-                async move { connector.connect(address).await.map(|peer| TokioIo::new(peer.into_stream())) }
+                async move {
+                    connector.connect(address).await.map(|connection| TokioIo::new(connection.into_stream()))
+                }
             });
             endpoint.connect_with_connector(connect).await?
         }
@@ -131,44 +136,44 @@ async fn call(who: &str, ours: &str, address: &str, time: Duration, at_once: u64
             });
             endpoint.connect_with_connector(connect).await?
         }
-        _ => return Err(format!("nobody is {who}").into()),
+        _ => return Err(format!("unknown kind {kind}").into()),
     };
-    let begin = Instant::now() + WARM;
+    let begin = Instant::now() + WARM_UP;
     let mut callers: JoinSet<Result<_, Status>> =
-        (0..at_once).map(|_| call_until(Grpc::new(channel.clone()), begin, begin + time)).collect();
-    let mut calls = Vec::new();
-    while let Some(called) = callers.join_next().await {
-        calls.extend(called??);
+        (0..outstanding).map(|_| call_until(Grpc::new(channel.clone()), begin, begin + time)).collect();
+    let mut durations = Vec::new();
+    while let Some(caller) = callers.join_next().await {
+        durations.extend(caller??);
     }
-    calls.sort_unstable();
-    println!("rate {:.1}", calls.len() as f64 / time.as_secs_f64());
+    durations.sort_unstable();
+    println!("rate {:.1}", durations.len() as f64 / time.as_secs_f64());
     for (name, per_mille) in [("call-us-p50", 500), ("call-us-p99", 990), ("call-us-p999", 999)] {
-        let at = calls.get(calls.len() * per_mille / 1000).ok_or("there were too few calls")?;
-        println!("{name} {:.2}", at.as_secs_f64() * 1e6);
+        let duration = durations.get(durations.len() * per_mille / 1000).ok_or("no call ended in time")?;
+        println!("{name} {:.2}", duration.as_secs_f64() * 1e6);
     }
     Ok(())
 }
 
-/// Calls, one call after the other, and gives how long each took that ended in this time.
+/// Makes one call after another, and returns the durations of those that ended between `begin` and `end`.
 async fn call_until(
     mut client: Grpc<Channel>,
     begin: Instant,
     end: Instant,
 ) -> Result<Vec<Duration>, Status> {
-    let mut calls = Vec::new();
+    let mut durations = Vec::new();
     loop {
         let start = Instant::now();
         client.ready().await.map_err(|error| Status::from_error(error.into()))?;
-        let path = PATH.parse().expect("it is a path");
+        let path = PATH.parse().expect("the path is valid");
         let reply: Response<String> =
             client.unary(Request::new(NAME.to_owned()), path, ProstCodec::default()).await?;
         assert_eq!(reply.into_inner().len(), "hello, ".len() + NAME.len());
         let now = Instant::now();
         if now >= end {
-            return Ok(calls);
+            return Ok(durations);
         }
         if now >= begin {
-            calls.push(now - start);
+            durations.push(now - start);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The example as a newcomer runs it: a server, and clients that ask it.
+//! The example as a newcomer runs it: a server, and clients that call it.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -15,7 +15,7 @@ impl Drop for Server {
 }
 
 #[test]
-fn the_server_greets_whoever_asks() {
+fn the_server_greets_each_client() {
     let server = Command::new(PROGRAM).args(["serve", "127.0.0.1:0"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut server = Server(server);
     let mut line = String::new();

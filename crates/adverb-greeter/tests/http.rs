@@ -19,7 +19,7 @@ async fn pair() -> (TokioIo<Stream>, TokioIo<Stream>) {
     (TokioIo::new(client.unwrap().into_stream()), TokioIo::new(server.unwrap().into_stream()))
 }
 
-/// Sends the body back, each byte one more.
+/// Returns the body of the request, with 1 added to each byte.
 async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let body = request.into_body().collect().await.unwrap().to_bytes();
     Ok(Response::new(body.iter().map(|byte| byte.wrapping_add(1)).collect::<Vec<_>>().into()))
@@ -41,7 +41,7 @@ fn request(number: usize) -> Request<Full<Bytes>> {
 }
 
 #[tokio::test]
-async fn http_1_goes_over_a_stream() {
+async fn http_1_works_over_a_stream() {
     let (client, server) = pair().await;
     let server =
         tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(server, service_fn(answer)));
@@ -50,14 +50,14 @@ async fn http_1_goes_over_a_stream() {
     for number in 0..50 {
         check(number, sender.send_request(request(number)).await.unwrap()).await;
     }
-    // The client is dropped: its stream ends, and so does the server.
+    // Without a sender, the client closes its stream, and the end of the stream ends the server.
     drop(sender);
     client.await.unwrap().unwrap();
     server.await.unwrap().unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn http_2_goes_over_a_stream_and_many_requests_at_once() {
+async fn http_2_works_over_a_stream_with_many_outstanding_requests() {
     let (client, server) = pair().await;
     let http2 = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
     let server = tokio::spawn(http2.serve_connection(server, service_fn(answer)));
