@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 const SERVER_CPU: &str = "1";
 const CLIENT_CPU: &str = "0";
-/// The number of outstanding READs, which the software NIC allows.
+/// The maximum number of outstanding READs: as many as the software NIC allows.
 const READS: &str = "128";
 
 /// The options of the comparison.
@@ -55,8 +55,9 @@ struct Contender {
 }
 
 enum Kind {
-    /// The options of `kv load`, and the server.
+    /// The options of `kv load`, and the index of the server.
     Kv(&'static [&'static str], usize),
+    /// The index of the server.
     Redis(usize),
 }
 
@@ -154,9 +155,7 @@ fn print_table(config: &BenchConfig, contenders: &[Contender]) {
          {window}), {operations} GETs per round, medians of {rounds} rounds"
     );
     println!();
-    println!(
-        "| GET | 1000/s | p50 µs | p99 µs | p99.9 µs | server CPU µs/GET | more or less than the others |"
-    );
+    println!("| GET | 1000/s | p50 µs | p99 µs | p99.9 µs | server CPU µs/GET | work of a GET |");
     println!("|---|---|---|---|---|---|---|");
     for Contender { name, note, rounds, .. } in contenders {
         let median = |value: fn(&Round) -> f64| median(rounds.iter().map(value).collect());
@@ -182,7 +181,7 @@ fn print_table(config: &BenchConfig, contenders: &[Contender]) {
     println!();
     println!(
         "With the software NIC, a one-sided GET still costs the server's CPU: its process copies the memory into \
-         packets. With an RDMA NIC, the hardware does, and the column is 0 for READs."
+         packets. With an RDMA NIC, the hardware reads the memory, and the column is 0 for READs."
     );
 }
 
@@ -229,7 +228,7 @@ fn start_kv(kv: &PathBuf, arguments: &[&str]) -> Result<ServerProcess> {
     let mut command = pinned(SERVER_CPU, kv);
     let mut child =
         command.args(arguments).stdout(Stdio::piped()).spawn().context("starting taskset failed")?;
-    let output = child.stdout.take().context("the server's output is a pipe")?;
+    let output = child.stdout.take().context("the server's output is not a pipe")?;
     let mut server = ServerProcess { child, addr: String::new() };
     let mut line = String::new();
     BufReader::new(output).read_line(&mut line)?;
@@ -239,7 +238,7 @@ fn start_kv(kv: &PathBuf, arguments: &[&str]) -> Result<ServerProcess> {
     Ok(server)
 }
 
-/// Runs `kv load`, or, to store the keys, the same without GETs.
+/// Runs `kv load`. With `fill`, it stores the keys first, and the number of GETs is small.
 fn load(kv: &PathBuf, config: &BenchConfig, options: &[&str], addr: &str, fill: bool) -> Result<Round> {
     let mut command = pinned(CLIENT_CPU, kv);
     command.args(["load", "--mix", "c"]).args(options);
@@ -257,8 +256,8 @@ fn load(kv: &PathBuf, config: &BenchConfig, options: &[&str], addr: &str, fill: 
     }
     let output = text(&mut command)?;
     let number = |name: &str| -> Result<f64> {
-        let mut words = output.lines().filter_map(|line| line.split_once(": "));
-        let (_, value) = words.find(|(label, _)| *label == name).with_context(|| no_value(name, &output))?;
+        let mut values = output.lines().filter_map(|line| line.split_once(": "));
+        let (_, value) = values.find(|(label, _)| *label == name).with_context(|| no_value(name, &output))?;
         let number = value.split(' ').next().unwrap_or_default();
         number.parse().with_context(|| no_value(name, &output))
     };
@@ -283,7 +282,8 @@ fn text(command: &mut Command) -> Result<String> {
 }
 
 fn start_redis() -> Result<ServerProcess> {
-    // redis-server can't report a port that the kernel chose, so this one may be taken before it listens. Then it ends.
+    // redis-server can't report a port that the kernel chose, so the port is chosen here. If another program takes it
+    // first, redis-server exits.
     let addr = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
     let mut command = pinned(SERVER_CPU, "redis-server");
     command.args(["--bind", "127.0.0.1", "--port", &addr.port().to_string(), "--save", ""]);
@@ -312,7 +312,7 @@ fn redis_benchmark(config: &BenchConfig, addr: &str, test: &str, operations: u64
 }
 
 fn fill_redis(config: &BenchConfig, addr: &str) -> Result<Round> {
-    // Random keys: with 20 times as many PUTs as keys, practically all exist.
+    // redis-benchmark chooses random keys: with 20 times as many SETs as keys, practically all keys exist.
     text(&mut redis_benchmark(config, addr, "set", 20 * config.keys))?;
     run_redis(&BenchConfig { operations: 1000, ..*config }, addr)
 }

@@ -62,7 +62,7 @@ pub struct CheckReport {
     pub missing: u64,
     /// The number of PUTs.
     pub puts: u64,
-    /// The time.
+    /// The duration of all GETs.
     pub elapsed: Duration,
     /// The numbers of READs.
     pub stats: ClientStats,
@@ -118,7 +118,7 @@ pub fn run(config: &CheckConfig) -> Result<CheckReport> {
     let members = Members {
         servers: vec![named("server", &listeners[0])?],
         clients: vec![named("client", &listeners[1])?],
-        // Threads that wait for a CPU for seconds don't end the session.
+        // A long timeout, so that a thread that waits for a CPU for seconds doesn't end the session.
         connect_options: ConnectOptions::new().max_rd_atomic(MAX_SOFT_READS).ack_timeout(18),
     };
     let shared_device = match config.link {
@@ -167,7 +167,7 @@ pub fn run(config: &CheckConfig) -> Result<CheckReport> {
         };
         let report = client_cluster
             .broker(0)
-            .context("the broker exists")
+            .context("taking the client's broker failed")
             .and_then(|broker| Ok(Client::new(broker, &members.servers, client_config)?))
             .and_then(|mut client| read(config, &mut client, stored, puts));
         stop.store(true, Ordering::Relaxed);

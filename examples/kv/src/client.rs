@@ -1,7 +1,7 @@
 //! A client: one-sided GETs, and PUT and DELETE by RPC, many at a time.
 //!
-//! [`get`](crate::get) has the order of the READs. Here they are posted to the broker, which rings the doorbell for several
-//! of them at once, and their results are passed on. A GET allocates no memory.
+//! [`get`](crate::get) determines the READs of a GET and their order. The client posts them to the broker, which rings
+//! the doorbell once for several of them, and passes their results back. A GET allocates no memory.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -153,7 +153,7 @@ pub struct ClientStats {
     pub fallbacks: u64,
 }
 
-/// A client of a thread.
+/// A client, for one thread.
 #[derive(Debug)]
 pub struct Client {
     rpc: Rpc,
@@ -169,7 +169,7 @@ struct State {
     /// The slots whose READs are outstanding, by server. The READs of a peer complete in order.
     reads: Vec<VecDeque<usize>>,
     calls: HashMap<CallId, usize>,
-    /// The steps that the broker had no room for.
+    /// The steps to retry, because the maximum number of requests or calls was outstanding.
     blocked: VecDeque<(usize, Step)>,
     cache: Vec<CachedWord>,
     stats: ClientStats,
@@ -209,8 +209,9 @@ struct Slot {
     key: Vec<u8>,
     /// The value of a PUT.
     value: Vec<u8>,
-    /// The registered memory, which the broker has while a READ is outstanding.
+    /// The registered memory for READs of buckets. The broker has it while such a READ is outstanding.
     bucket_buffer: Option<Buffer>,
+    /// The registered memory for READs of items. The broker has it while such a READ is outstanding.
     item_buffer: Option<Buffer>,
 }
 
@@ -231,7 +232,7 @@ struct CachedWord {
 }
 
 impl Client {
-    /// Creates the client of a thread. `servers` are the first members of the cluster.
+    /// Creates a client, for one thread. `servers` are the first members of the cluster.
     ///
     /// # Errors
     ///
@@ -330,8 +331,8 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Returns [`KvError::Unavailable`] if the key's server is not connected, [`KvError::WindowFull`], and
-    /// [`KvError::TooLong`].
+    /// Returns [`KvError::Unavailable`] if the key's server is not connected, [`KvError::WindowFull`] if the maximum
+    /// number of requests is outstanding, and [`KvError::TooLong`] if the key is too long.
     pub fn get(&mut self, key: &[u8], tag: u64) -> Result<(), KvError> {
         let Client { rpc, state } = self;
         let (server, epoch, geometry) = state.ready_server(key)?;
@@ -352,7 +353,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`get`](Client::get).
+    /// Returns the same errors as [`get`](Client::get); the value can be too long, too.
     pub fn put(&mut self, key: &[u8], value: &[u8], tag: u64) -> Result<(), KvError> {
         let (server, ..) = self.state.ready_server(key)?;
         self.state.start(&mut self.rpc, server, tag, Operation::Put, key, value, Step::Call)
@@ -439,7 +440,7 @@ impl Client {
     }
 }
 
-/// Receives the tag and the result of each ended request.
+/// A function that receives the tag and the result of each ended request.
 trait Handler: FnMut(u64, Result<Outcome<'_>, KvError>) {}
 impl<F: FnMut(u64, Result<Outcome<'_>, KvError>)> Handler for F {}
 
@@ -673,7 +674,7 @@ impl State {
     fn describe_servers(&mut self, rpc: &mut Rpc) {
         for server in &mut self.servers {
             let ServerPhase::Connected { epoch } = server.phase else { continue };
-            // Without a credit, the next poll tries again.
+            // If the call can't be sent, the next poll tries again.
             let called = rpc.call(server.peer, protocol::DESCRIBE, b"", Some(self.config.call_timeout));
             if let Ok(call) = called {
                 server.phase = ServerPhase::Describing { epoch, call };
@@ -695,7 +696,7 @@ impl State {
                 let geometry = Geometry { servers, shards: shards.len(), buckets: buckets as usize };
                 ServerPhase::Ready { epoch, geometry, shards }
             }
-            // Tries again, until the session ends.
+            // The next poll asks again, until the session ends.
             None => ServerPhase::Connected { epoch },
         };
     }

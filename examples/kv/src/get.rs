@@ -1,13 +1,14 @@
-//! A one-sided GET, as a state machine: it says what to read, and takes the bytes that were read.
+//! A one-sided GET, as a state machine: it returns the next step, such as a READ, and receives the bytes that were
+//! read.
 //!
 //! The order is: the item that a cached word names, if there is one; the primary bucket; the items in it whose tag matches;
 //! the alternate bucket; the items in it. A client that reads an item can be too late: the item was replaced, or its memory
-//! was reused. Then it reads the bucket again, and after some attempts asks the server.
+//! was reused. Then it reads the primary bucket again, and after [`MAX_ATTEMPTS`] of these attempts asks the server.
 
 use crate::index::{BUCKET_WORDS, Geometry, Placement, Word};
 use crate::item::{Item, ItemError};
 
-/// The number of times that a GET reads buckets before it asks the server.
+/// The maximum number of times that a GET starts again at the primary bucket. Then it asks the server.
 pub const MAX_ATTEMPTS: u8 = 8;
 
 /// A step of a GET.
@@ -67,12 +68,12 @@ impl Get {
         }
     }
 
-    /// Returns the places of the key.
+    /// Returns the placement of the key.
     pub fn placement(&self) -> &Placement {
         &self.placement
     }
 
-    /// Returns the word of the item that was found.
+    /// Returns the word of the item that was found, or `None` if the cached word led to it.
     pub fn word(&self) -> Option<Word> {
         match &self.phase {
             Phase::Item(_, words, index) => Some(words[*index]),
@@ -80,7 +81,7 @@ impl Get {
         }
     }
 
-    /// Takes the words of the bucket that was read.
+    /// Processes the words of the bucket that was read, and returns the next step.
     pub fn handle_bucket(&mut self, words: [Word; BUCKET_WORDS]) -> Step {
         match self.phase {
             Phase::Bucket(bucket) => self.try_items(bucket, words, 0),
@@ -88,7 +89,7 @@ impl Get {
         }
     }
 
-    /// Takes the item that was read.
+    /// Processes the item that was read. Returns the next step, and the reason if the item is not the key's.
     pub fn handle_item(
         &mut self,
         key: &[u8],
@@ -122,7 +123,7 @@ impl Get {
         (step, Some(rejection))
     }
 
-    /// Reads the next item with the key's tag, then the other bucket.
+    /// Returns the step that reads the next item with the key's tag, or, if there is none, the other bucket.
     fn try_items(&mut self, bucket: usize, words: [Word; BUCKET_WORDS], first: usize) -> Step {
         let matches = |word: &Word| !word.is_empty() && word.tag() == self.placement.tag;
         if let Some(index) = (first..BUCKET_WORDS).find(|index| matches(&words[*index])) {
@@ -134,7 +135,8 @@ impl Get {
             self.phase = Phase::Bucket(1);
             return Step::ReadBucket(alternate);
         }
-        // The memory of the key's item may have been reused for the other key after the bucket was read. The server knows.
+        // After a collision, the key may still exist: the memory of its item may have been reused for the other key
+        // after the bucket was read.
         if self.has_collision { Step::Call } else { Step::Missing }
     }
 
@@ -170,7 +172,7 @@ mod tests {
         Ok(Item { generation: 1, key, value: b"value" })
     }
 
-    /// Returns a key with the same tag in the same bucket. With one bucket, the tag alone decides.
+    /// Returns another key with the tag of `KEY`. In a geometry with one bucket, both keys are in it.
     fn collision(geometry: &Geometry) -> Vec<u8> {
         let tag = geometry.place(KEY).tag;
         let keys = (0u32..).map(|number| number.to_le_bytes().to_vec());

@@ -1,9 +1,10 @@
 //! A 64-bit hash, for the checksum of items and the placement of keys.
 //!
-//! All members must compute the same hash, so those of the standard library, which are random or may change, can't be used.
-//! The function has no secret: a peer that chooses its data can construct collisions, but members trust each other.
+//! All members must compute the same hash, so the hash functions of the standard library, which are random or may
+//! change, can't be used. The function has no secret: a peer that chooses its data can construct collisions, but
+//! members trust each other.
 
-/// An odd number without a pattern: the fraction of the golden ratio.
+/// An odd number without a pattern: the fractional part of the golden ratio.
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 const LANES: usize = 4;
 
@@ -17,7 +18,8 @@ fn mix(state: u64, word: u64) -> u64 {
 
 /// Returns the hash of `bytes`. Each `seed` selects another function.
 ///
-/// The words go to four lanes in turn, because the multiplications of one lane depend on each other.
+/// The words are mixed into four lanes in turn. The multiplications of different lanes don't depend on each other, so a
+/// CPU can overlap them.
 pub fn hash(seed: u64, bytes: &[u8]) -> u64 {
     let mut lanes = [seed, seed ^ 0x5851_f42d_4c95_7f2d, seed.rotate_left(21), !seed.rotate_left(42)];
     let (blocks, rest) = bytes.as_chunks::<{ 8 * LANES }>();
@@ -48,7 +50,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn lengths_and_seeds_give_other_hashes() {
+    fn each_length_and_each_seed_has_another_hash() {
         let zeros = [0; 100];
         let by_length: HashSet<u64> = (0..=100).map(|len| hash(0, &zeros[..len])).collect();
         assert_eq!(by_length.len(), 101);

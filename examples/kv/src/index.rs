@@ -9,8 +9,9 @@
 //! | 40 to 51 | the length of the item in units of 64 bytes, rounded up: at least 1 |
 //! | 52 to 63 | the tag: 12 bits of the key's hash |
 //!
-//! A key is in one of two buckets, its primary bucket if that was not full. A key never changes its word's place while it
-//! exists, and one aligned word is read and written as a whole, so a client that reads a bucket needs no lock.
+//! A key is in one of two buckets, its primary bucket if that was not full. The position of a key's word doesn't change
+//! while the key exists, and an aligned word is read and written as a whole, so a client that reads a bucket needs no
+//! lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -73,7 +74,7 @@ impl Word {
     }
 }
 
-/// The places of a key, which every member computes from the key.
+/// The placement of a key, which clients and servers compute from the key and the [`Geometry`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placement {
     /// The hash of the key.
@@ -88,24 +89,25 @@ pub struct Placement {
     pub tag: u16,
 }
 
-/// The numbers of servers, shards and buckets, which are the same at all members.
+/// The number of servers, and the numbers of a server's shards and buckets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
     /// The number of servers.
     pub servers: usize,
-    /// The number of shards of each server.
+    /// The number of shards of the server.
     pub shards: usize,
     /// The number of buckets of each shard.
     pub buckets: usize,
 }
 
 impl Geometry {
-    /// Returns the places of a key. The numbers must not be 0.
+    /// Returns the placement of a key. The numbers must not be 0.
     pub fn place(&self, key: &[u8]) -> Placement {
         let hash = hash(PLACEMENT_SEED, key);
         let mut rest = hash;
         let mut take = |count: usize| {
-            // The high half of a product is evenly spread over the count, and the low half is the rest of the hash.
+            // The high half of the product is evenly distributed below `count`, and the low half is the rest of the
+            // hash.
             let product = u128::from(rest) * count as u128;
             rest = product as u64;
             (product >> 64) as usize
@@ -146,7 +148,7 @@ pub fn store(words: &impl Words, position: usize, word: Word) {
     words.word(position).store(word.0.to_le(), Ordering::Release);
 }
 
-/// Returns the positions of a key's two buckets, the primary one first.
+/// Returns the positions of the words in a key's two buckets, those of the primary bucket first.
 pub fn positions(placement: &Placement) -> impl Iterator<Item = usize> {
     let [primary, alternate] = placement.buckets;
     let alternate = (alternate != primary).then_some(alternate);
@@ -221,7 +223,7 @@ mod tests {
             prop_assert!(word.len() >= len as u64 && word.len() < len as u64 + UNIT);
         }
 
-        /// Random insertions, replacements and deletions in a small index, against a map.
+        /// Compares random insertions, replacements and deletions in a small index with a map.
         #[test]
         fn the_index_is_a_map(operations in proptest::collection::vec((0u8..60, 0u8..3), 0..400)) {
             let words: Vec<AtomicU64> =

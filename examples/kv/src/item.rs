@@ -22,6 +22,7 @@ pub const MAX_KEY_LEN: usize = u16::MAX as usize;
 /// The generation of an item that was replaced or deleted.
 pub const RETIRED: u64 = 0;
 
+/// The offset after the checksum, which covers the generation and all bytes from here on.
 const CHECKED: usize = 16;
 
 /// An item that was read.
@@ -41,7 +42,7 @@ pub enum ItemError {
     /// The item was replaced or deleted, and its memory was not reused yet.
     #[error("the item was replaced or deleted")]
     Retired,
-    /// The bytes are a mixture of two items, or other bytes.
+    /// The bytes are a mixture of two items, or no item at all.
     #[error("the checksum does not match: the item changed while it was read")]
     Torn,
 }
@@ -52,7 +53,7 @@ pub enum Verify {
     /// Compare the checksum.
     #[default]
     Checksum,
-    /// Check only that the lengths fit. Wrong values are accepted then: this is for tests that show it.
+    /// Check only that the lengths fit. Wrong values can be accepted: this is for runs that show it.
     LengthsOnly,
 }
 
@@ -62,7 +63,7 @@ pub fn encoded_len(key: &[u8], value: &[u8]) -> usize {
 }
 
 /// Writes an item to `bytes`, whose contents are replaced. The key must not exceed [`MAX_KEY_LEN`] bytes, and the value
-/// must not exceed 4 GiB.
+/// must be shorter than 4 GiB.
 pub fn encode(bytes: &mut Vec<u8>, Item { generation, key, value }: Item<'_>) {
     bytes.clear();
     bytes.extend_from_slice(&generation.to_le_bytes());

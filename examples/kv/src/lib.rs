@@ -1,15 +1,16 @@
 //! A sharded in-memory cache on `adverb::cluster`.
 //!
-//! Each server owns the keys of its shards, in registered memory. A client reads values with RDMA READs, without the
-//! server's code: one READ of an index bucket and one of the item, or one in all if it has cached the item's location. PUT and
-//! DELETE are calls. README.md shows how to run it.
+//! Each server owns the keys of its shards, in registered memory. A client reads values with RDMA READs, which run none
+//! of the server's code: one READ of an index bucket and one of the item, or only the latter if the client has cached
+//! the item's location. PUT and DELETE are calls. README.md shows how to run it.
 //!
 //! | module | contents |
 //! |---|---|
 //! | [`item`], [`index`], [`hash`] | the layout of the memory |
 //! | [`get`] | the one-sided GET, as a state machine |
 //! | [`store`] | the shards of a server |
-//! | [`server`], [`client`] | the members of the cluster |
+//! | [`protocol`] | the requests and replies |
+//! | [`server`], [`client`], [`members`] | the members of the cluster |
 //! | [`tcp`] | the same server and client over TCP, for comparison |
 //! | [`load`], [`check`], [`mod@bench`] | the load generator, the check of torn reads, and the comparison |
 

@@ -40,7 +40,7 @@ pub struct LoadConfig {
     pub value_len: usize,
     /// The number of operations.
     pub operations: u64,
-    /// The number of outstanding operations.
+    /// The maximum number of outstanding operations.
     pub window: usize,
     /// The seed of the random numbers.
     pub seed: u64,
@@ -77,7 +77,7 @@ pub trait Connection {
     /// Returns an error if the PUT can't be started.
     fn start_put(&mut self, key: &[u8], value: &[u8], tag: u64) -> Result<(), KvError>;
 
-    /// Waits until operations end, and passes their results to the handler.
+    /// Waits for completions, and passes the results of ended operations to the handler.
     ///
     /// # Errors
     ///
@@ -123,7 +123,7 @@ impl Random {
         ((u128::from(self.next_u64()) * u128::from(limit)) >> 64) as u64
     }
 
-    /// Returns a number from 0 to 1.
+    /// Returns a number that is at least 0 and below 1.
     pub fn fraction(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -204,7 +204,7 @@ pub fn fill(connection: &mut impl Connection, config: &LoadConfig) -> Result<(),
     failure.map_or(Ok(()), Err)
 }
 
-/// Runs the load, and measures it. An operation that fails is counted, and the load goes on.
+/// Runs the load, and measures it. An operation that fails is counted, and the load continues.
 ///
 /// # Errors
 ///
@@ -258,7 +258,7 @@ pub fn run(connection: &mut impl Connection, config: &LoadConfig) -> Result<Load
 }
 
 impl LoadReport {
-    /// Returns the operations per second.
+    /// Returns the number of operations per second, without those that failed.
     pub fn rate(&self) -> f64 {
         (self.succeeded + self.missing) as f64 / self.elapsed.as_secs_f64()
     }

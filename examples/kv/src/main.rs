@@ -74,11 +74,11 @@ struct MemberArgs {
     /// The clients, as NAME=IP:PORT,… in the same order everywhere.
     #[arg(long, value_delimiter = ',', default_value = "client=127.0.0.1:7573")]
     clients: Vec<NamedAddr>,
-    /// The number of threads of each member, which is the same everywhere.
+    /// The number of threads of each member, the same for all members.
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    /// The number of READs that a client's NIC has outstanding at a server, which is the same everywhere. The software NIC
-    /// allows 128; an RDMA NIC may allow only 16.
+    /// The maximum number of READs that a client's NIC has outstanding at a server, the same for all members. The
+    /// software NIC allows 128; an RDMA NIC may allow only 16.
     #[arg(long, default_value_t = 16)]
     outstanding_reads: u8,
 }
@@ -100,7 +100,7 @@ struct StoreArgs {
     /// The number of shards.
     #[arg(long, default_value_t = 2)]
     shards: usize,
-    /// The number of buckets of each shard. A bucket has eight items.
+    /// The number of buckets of each shard. A bucket has up to eight items.
     #[arg(long, default_value_t = 1 << 14)]
     buckets: usize,
     /// The time before the memory of a replaced item is reused, in ms.
@@ -143,7 +143,7 @@ struct LoadArgs {
     /// The number of operations of each thread.
     #[arg(long, default_value_t = 1_000_000)]
     operations: u64,
-    /// The number of outstanding operations of each thread.
+    /// The maximum number of outstanding operations of each thread.
     #[arg(long, default_value_t = 64)]
     window: usize,
     /// Don't store the keys first.
@@ -239,11 +239,11 @@ impl ClientArgs {
     fn connect(&self, key: &str) -> Result<Client> {
         ensure!(self.members.threads == 1, "this command has one thread");
         let members = self.members.members();
-        // The broker keeps its sessions without the cluster.
+        // The broker keeps its sessions after this function drops the cluster.
         let cluster = members.join(&self.name, 1)?;
         let config = ClientConfig { window: 1, ..ClientConfig::default() };
         let mut client = Client::new(cluster.broker(0)?, &members.servers, config)?;
-        // If the server is not reached, the request reports it.
+        // If the server can't be reached, the request fails, so the result is ignored here.
         client.wait_for_server(client.server_of(key.as_bytes()), CONNECT_TIMEOUT)?;
         Ok(client)
     }

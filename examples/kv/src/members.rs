@@ -14,7 +14,7 @@ pub const MAX_SOFT_READS: u8 = 128;
 /// The size of a message, which limits the items that are stored and requested by RPC.
 pub const MESSAGE_SIZE: u32 = 8192;
 
-/// The names and addresses of all members, the same everywhere.
+/// The names and addresses of all members, and the options of connections, which all members must agree on.
 #[derive(Clone, Default, Debug)]
 pub struct Members {
     /// The servers. Their order determines which server has a key.
@@ -49,7 +49,7 @@ impl FromStr for NamedAddr {
 }
 
 impl Members {
-    /// Joins the cluster as the member with this name, with `threads` threads, which is the same number everywhere.
+    /// Joins the cluster as the member with this name, with `threads` threads, the same number for all members.
     ///
     /// # Errors
     ///
@@ -72,13 +72,13 @@ impl Members {
         self.builder(threads).listener(listener).join(name)
     }
 
-    /// Returns the options of the cluster.
+    /// Returns a builder of the cluster, with its members and options.
     pub fn builder(&self, threads: usize) -> ClusterBuilder {
         let config = BrokerConfig {
             slot_size: MESSAGE_SIZE,
             queue_depth: MAX_WINDOW as u16,
             send_queue_depth: MAX_WINDOW as u16,
-            // A client reports a lost server after about this time.
+            // A client detects a lost server when this time has passed and the NIC's retries have failed.
             keepalive: Some(Duration::from_millis(500)),
             ..BrokerConfig::default()
         };

@@ -21,7 +21,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Creates the server of a thread, and announces the store's memory to the peers.
+    /// Creates a thread of the server, and announces the store's memory to the peers.
     ///
     /// # Errors
     ///
@@ -31,20 +31,20 @@ impl Server {
         Ok(Server { rpc: Rpc::new(broker, rpc_config())?, store, reply: Vec::new() })
     }
 
-    /// Answers the requests that have arrived.
+    /// Answers the requests that have arrived, and returns the number of processed events.
     ///
     /// # Errors
     ///
     /// Returns an error if the device failed.
     pub fn poll(&mut self) -> Result<usize, BrokerError> {
         let Server { rpc, store, reply: bytes } = self;
-        // One for all requests, because reading the clock takes longer than storing an item.
+        // All requests of a poll have the same time, so that the clock is read only once.
         let now = Instant::now();
         rpc.poll(|rpc, event| {
             if let RpcEvent::Request { method, bytes: request, reply, .. } = event {
                 if store.handle(method, request, now, bytes) {
-                    // Fails if the caller doesn't wait anymore, or if the value is longer than a message: dropping the token
-                    // then makes the call fail.
+                    // An error means that the caller no longer waits, or that the value is longer than a message: then
+                    // the call fails, because the token is dropped.
                     let _ = rpc.reply(reply, bytes);
                 } else {
                     rpc.reject(reply, Failure::UnknownMethod);

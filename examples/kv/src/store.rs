@@ -1,8 +1,9 @@
 //! The data of a server: its shards.
 //!
-//! A PUT writes a new item, marks the old one as retired, and then replaces the word of the index. So a client with a cached
-//! word never reads the old value after a PUT has returned, and no client reads the new value and then the old one. The
-//! memory of the old item is reused after a grace period, in which clients that have read its word read the item.
+//! A PUT writes a new item, marks the old one as retired, and then replaces the word of the index. So a client with a
+//! cached word never reads the old value after a PUT has returned, and no client reads the new value and then the old
+//! one. The memory of the old item is reused after a grace period, so that a client that reads the item late still
+//! finds the mark.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +29,7 @@ pub struct StoreConfig {
     pub memory: usize,
     /// The number of shards. PUTs to different shards don't wait for each other.
     pub shards: usize,
-    /// The number of buckets of each shard. A bucket has eight items.
+    /// The number of buckets of each shard. A bucket has up to eight items.
     pub buckets: usize,
     /// The time before the memory of a replaced item is reused. It should be longer than a GET takes.
     pub grace: Duration,
@@ -47,7 +48,7 @@ pub enum StoreError {
     /// The key or the value is too long.
     #[error("the key has at most {MAX_KEY_LEN} bytes, and the item has at most {MAX_ITEM_LEN} bytes")]
     TooLong,
-    /// The memory is full.
+    /// The item can't be allocated, usually because the memory is full.
     #[error("storing the item failed: {0}")]
     Arena(#[from] ArenaError),
 }
@@ -87,8 +88,8 @@ impl Words for IndexMemory {
 }
 
 impl Store {
-    /// Creates the empty shards of server `server` of `servers`. `member` and `epoch` are those of the cluster, and `domains`
-    /// are the protection domains of its threads.
+    /// Creates the empty shards of one of `servers` servers. `member` and `epoch` are its number and epoch in the
+    /// cluster, and `domains` are the protection domains of its threads.
     ///
     /// # Errors
     ///
@@ -217,7 +218,7 @@ impl Shard {
         index::find(index, placement, |position| {
             items[position].as_ref().is_some_and(|item| {
                 bytes.resize(HEADER_LEN + key.len(), 0);
-                // An item that is shorter has another key.
+                // Reading fails if the item is shorter: then it has another key.
                 item.read(0, bytes).is_ok() && lengths(bytes).0 == key.len() && bytes[HEADER_LEN..] == *key
             })
         })
@@ -236,7 +237,7 @@ impl Shard {
             return Err(StoreError::TooLong);
         }
         let position = self.find(placement, key).or_else(|| index::find_empty(&self.index, placement));
-        // Before the old item is freed, so that a full memory changes nothing.
+        // The new item is allocated before the old one is retired, so that a PUT to full memory changes nothing.
         let mut draft = self.arena.alloc_in(self.number, len)?;
         let position = position.unwrap_or_else(|| {
             self.eviction_count += 1;
@@ -388,7 +389,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
-        /// Random operations, against a map. The buckets have room for all keys.
+        /// Compares random operations with a map. The buckets have enough words for all keys.
         #[test]
         fn the_store_is_a_map(operations in proptest::collection::vec((0u8..40, 0u8..3, 0usize..300), 0..200)) {
             let grace = Duration::from_millis(5);

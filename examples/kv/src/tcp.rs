@@ -1,7 +1,8 @@
 //! The same server and client over TCP, for comparison.
 //!
-//! A frame has its length (4 bytes) and then, in a request, the method (2 bytes) and the request, or, in a reply, the reply.
-//! Replies come in the order of the requests. Both sides process all frames of a system call before the next one.
+//! A frame has its length (4 bytes) and then, in a request, the method (2 bytes) and the request, or, in a reply, the
+//! reply. Replies have the order of their requests. Both sides process all frames that a system call has received
+//! before the next system call.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};

@@ -36,7 +36,7 @@ impl World {
         };
         let mut servers: Vec<NamedAddr> = names().zip(&listeners).map(named).collect();
         let clients = servers.split_off(servers.len() - 1);
-        // Threads that wait for a CPU for seconds don't end a session.
+        // A long timeout, so that a thread that waits for a CPU for seconds doesn't end a session.
         let connect_options = ConnectOptions::new().ack_timeout(17);
         World { members: Members { servers, clients, connect_options }, listeners }
     }
@@ -123,7 +123,7 @@ fn values_are_stored_read_and_deleted() {
 }
 
 #[test]
-fn items_that_are_too_long_are_refused() {
+fn long_items_and_requests_beyond_the_window_are_refused() {
     let world = World::new(&["a"]);
     let _server = world.start_server(0, small_store());
     world.with_client(ClientConfig { window: 1, ..ClientConfig::default() }, |client| {
@@ -140,7 +140,7 @@ fn a_mixed_load_finds_every_key() {
     let world = World::new(&["a", "b"]);
     let _servers: Vec<_> = (0..2).map(|index| world.start_server(index, small_store())).collect();
     for method in [GetMethod::OneSided, GetMethod::Rpc] {
-        // More operations than the brokers have room for.
+        // More outstanding operations than a broker accepts.
         let config = ClientConfig { method, window: 256, ..ClientConfig::default() };
         world.with_client(config, |client| {
             let load =
@@ -197,7 +197,7 @@ fn keys_of_a_lost_server_fail_until_it_returns() {
         assert_eq!(error, KvError::Unavailable { server: "b".to_owned() });
         assert!(error.to_string().starts_with("the server \"b\" of the key is not connected"), "{error}");
         assert!(client.put_blocking(&on_b, b"value").is_err());
-        assert_eq!(client.get_blocking(&on_a).unwrap().as_deref(), Some(&b"at a"[..]), "others go on");
+        assert_eq!(client.get_blocking(&on_a).unwrap().as_deref(), Some(&b"at a"[..]), "server a answers");
 
         let _b = world.start_server(1, small_store());
         assert!(client.wait_available(TEST_DEADLINE).unwrap(), "the server returns");
@@ -208,7 +208,7 @@ fn keys_of_a_lost_server_fail_until_it_returns() {
     });
 }
 
-/// The number of torn reads depends on the scheduler, so only the wrong values are asserted. `kv check` demands both.
+/// The number of torn reads depends on the scheduler, so the test allows any. `kv check` fails if there was none.
 #[test]
 fn no_wrong_value_is_accepted_while_items_are_replaced() {
     for (link, reads) in [(Link::Udp, 1000), (Link::Memory, 10_000)] {

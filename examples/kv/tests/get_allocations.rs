@@ -1,4 +1,5 @@
-//! A one-sided GET allocates nothing at the client. Alone in its process, whose allocations are counted.
+//! A one-sided GET allocates nothing at the client. The test has its own process, because all allocations of the
+//! process are counted.
 
 #[path = "../../../crates/adverb/tests/common/counting.rs"]
 mod counting;
@@ -18,26 +19,26 @@ const KEYS: u64 = 200;
 const WINDOW: usize = 32;
 
 #[test]
-fn gets_allocate_nothing() {
+fn one_sided_gets_allocate_nothing() {
     // One thread polls the server and the client, so that nothing else is counted.
     let domain = SoftDevice::loopback().open().unwrap().create_protection_domain().unwrap();
     let broker_config = BrokerConfig { slot_size: MESSAGE_SIZE, ..BrokerConfig::default() };
-    let [mut at_server, mut at_client] =
+    let [mut server_broker, mut client_broker] =
         [1, 2].map(|epoch| Broker::new(&domain, broker_config, 1, epoch).unwrap());
     let peer = PeerId(0);
-    let (offer_of_server, offer_of_client) =
-        (at_server.prepare(peer).unwrap(), at_client.prepare(peer).unwrap());
-    at_server.establish(peer, &offer_of_client).unwrap();
-    at_client.establish(peer, &offer_of_server).unwrap();
+    let (server_offer, client_offer) =
+        (server_broker.prepare(peer).unwrap(), client_broker.prepare(peer).unwrap());
+    server_broker.establish(peer, &client_offer).unwrap();
+    client_broker.establish(peer, &server_offer).unwrap();
     let store_config = StoreConfig { memory: 4 << 20, buckets: 256, ..StoreConfig::default() };
     let store = Arc::new(Store::new(&store_config, 1, 0, 1, &[domain]).unwrap());
     for key in 0..KEYS {
         store.put(&key_of(key), &[key as u8; 300], Instant::now()).unwrap();
     }
-    let mut server = Server::new(at_server, Arc::clone(&store)).unwrap();
+    let mut server = Server::new(server_broker, Arc::clone(&store)).unwrap();
     let servers = [NamedAddr { name: "a".to_owned(), addr: String::new() }];
     let config = ClientConfig { window: WINDOW, cached_words: 64, ..ClientConfig::default() };
-    let mut client = Client::new(at_client, &servers, config).unwrap();
+    let mut client = Client::new(client_broker, &servers, config).unwrap();
     while !client.is_available(0) {
         server.poll().unwrap();
         client.wait(Duration::ZERO).unwrap();
