@@ -83,7 +83,7 @@ pub(super) fn ucx(test: &str, bytes: u32, times: u32, options: &[&str]) -> Resul
     Ucx::parse(&output).with_context(|| format!("ucx_perftest {test} printed no result:\n{output}"))
 }
 
-/// The port of the baselines' servers.
+/// The port of ucx_perftest's server. iperf3's server uses the next one.
 const PORT: u16 = 13_579;
 
 /// A result of ucx_perftest.

@@ -35,17 +35,20 @@ const UCX_MESSAGES: u32 = 200_000;
 
 /// The benchmark programs.
 struct Programs {
-    /// Brokers, and calls over them and over TCP.
+    /// The program for brokers, and for calls over brokers and over TCP.
     cluster: String,
-    /// tonic's calls.
+    /// The program for tonic's calls.
     tonic: String,
 }
 
-/// The protocols of calls.
+/// A protocol of calls.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Protocol {
+    /// Calls between brokers.
     Rpc,
+    /// Messages over TCP; each side writes all messages that it has with one system call.
     Tcp,
+    /// Messages over TCP; each side writes each message with its own system call.
     TcpSingle,
     Tonic,
 }
@@ -93,8 +96,8 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     let missed = report::print(&figures.rows(has_ucx.is_ok()));
     println!(
         "Brokers and UCX poll, and tokio sleeps. A round trip of UCX is twice its latency in one direction, and its rate \
-         counts messages in one direction: each call has two. A side of TCP writes all messages that it has with one \
-         call, or each with its own."
+         counts messages in one direction: each call has two. With coalesced writes, a side of TCP writes all messages \
+         that it has with one system call."
     );
     Ok(if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

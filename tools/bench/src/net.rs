@@ -31,13 +31,21 @@ const IDLE_MILLISECONDS: u32 = 3000;
 /// A transport, as the program names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Transport {
+    /// SENDs on queue pairs, posted in batches.
     Raw,
+    /// SENDs on queue pairs, posted one at a time.
     RawSingle,
+    /// Blocking connections.
     Threads,
+    /// Blocking connections that coalesce messages.
     Fed,
+    /// Blocking connections that send the pool's buffers without a copy.
     Given,
+    /// Async connections.
     Tasks,
+    /// A connection as a byte stream.
     Stream,
+    /// TCP, through tokio.
     Tcp,
 }
 
@@ -173,24 +181,24 @@ fn rows(readings: &[(Measurement, Transport, Output)]) -> Result<Vec<Row>> {
     let bandwidth = |output: &Output| output.number("bandwidth");
     let round_trip = |output: &Output| output.number("round-us-p50");
     let call = |output: &Output| output.number("call-us-p50");
-    let processor = |output: &Output| -> Result<f64> {
+    let cpu_seconds = |output: &Output| -> Result<f64> {
         Ok(output.number("processor-seconds")? + output.number("processor-seconds-peer")?)
     };
     let per_gibibyte =
-        |output: &Output| -> Result<f64> { Ok(processor(output)? / output.number("gibibytes")?) };
+        |output: &Output| -> Result<f64> { Ok(cpu_seconds(output)? / output.number("gibibytes")?) };
     let per_minute =
-        |output: &Output| -> Result<f64> { Ok(processor(output)? * 60e3 / f64::from(IDLE_MILLISECONDS)) };
+        |output: &Output| -> Result<f64> { Ok(cpu_seconds(output)? * 60e3 / f64::from(IDLE_MILLISECONDS)) };
     let mut rows = Vec::new();
     let mut row = |name: &'static str,
                    unit: &'static str,
                    measurement: Measurement,
-                   (values, baseline_values): (Transport, Transport),
+                   (transport, baseline_transport): (Transport, Transport),
                    baseline: &'static str,
                    number: &dyn Fn(&Output) -> Result<f64>,
                    goal: Option<Goal>|
      -> Result<()> {
-        let [values, baseline_values] =
-            [numbers(measurement, values, number)?, numbers(measurement, baseline_values, number)?];
+        let values = numbers(measurement, transport, number)?;
+        let baseline_values = numbers(measurement, baseline_transport, number)?;
         rows.push(Row { what: name, unit, values, baseline, baseline_values, goal });
         Ok(())
     };

@@ -281,14 +281,14 @@ fn rows(readings: &[Reading]) -> Vec<Row> {
         median(chosen.map(|reading| reading.numbers[number]).collect())
     };
     let calls = |work: Work, program: Program, side: usize| {
-        let of = |messages: u32| {
-            let run = |reading: &&Reading| {
+        let count = |messages: u32| {
+            let is_wanted = |reading: &&Reading| {
                 let run = reading.run;
                 run.traced && run.work == work && run.program == program && run.messages == messages
             };
-            median(readings.iter().filter(run).map(|reading| reading.numbers[side]).collect())
+            median(readings.iter().filter(is_wanted).map(|reading| reading.numbers[side]).collect())
         };
-        (of(2 * TRACED_MESSAGES) - of(TRACED_MESSAGES)) / f64::from(TRACED_MESSAGES)
+        (count(2 * TRACED_MESSAGES) - count(TRACED_MESSAGES)) / f64::from(TRACED_MESSAGES)
     };
     let row = |what, work, number, program, goal| Row {
         work,

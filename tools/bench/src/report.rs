@@ -63,7 +63,7 @@ pub(super) fn print(rows: &[Row]) -> usize {
     missed
 }
 
-/// Formats a number with three significant digits, or with all digits before the decimal point.
+/// Formats a number with up to two decimals: fewer for larger numbers, and millions with the suffix `M`.
 pub(super) fn figure(number: f64) -> String {
     match number.abs() {
         1e6.. => format!("{:.2} M", number / 1e6),

@@ -14,7 +14,7 @@ pub(crate) struct Literal {
 pub(crate) fn of(source: &str) -> Vec<Literal> {
     let mut literals = Vec::new();
     let mut lexer = Lexer { rest: source, line: 1 };
-    // Whether the next block is that of a test module.
+    // Whether the next block is a test module.
     let mut is_test = false;
     while let Some(token) = lexer.next() {
         match token {
@@ -74,7 +74,7 @@ impl<'a> Lexer<'a> {
             } else if first == '\'' {
                 self.quote();
             } else if first.is_alphanumeric() || first == '_' {
-                // A word, so that the `r` at the end of one doesn't begin a raw string.
+                // Words are taken whole, so that an `r` at the end of a word doesn't start a raw string.
                 let is_part = |c: char| c.is_alphanumeric() || c == '_';
                 self.take(self.rest.find(|c| !is_part(c)).unwrap_or(self.rest.len()));
             } else {
@@ -146,7 +146,7 @@ impl<'a> Lexer<'a> {
         self.take(start.len() - inner.rest.len())
     }
 
-    /// Takes a character literal, or the mark of a lifetime.
+    /// Takes a character literal, or the quote of a lifetime.
     fn quote(&mut self) {
         let mut chars = self.rest.char_indices().skip(1);
         let len = match (chars.next(), chars.next()) {
@@ -173,7 +173,7 @@ impl<'a> Lexer<'a> {
     }
 }
 
-/// Whether a text has two words that follow each other.
+/// Whether a text has at least two words.
 fn is_prose(text: &str) -> bool {
     let is_word =
         |word: &&str| word.chars().filter(char::is_ascii_lowercase).count() >= 2 && !word.contains("::");

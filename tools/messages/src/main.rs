@@ -1,5 +1,6 @@
-//! Prints the string literals of the crates that users may see, as one list: messages, hints, actions and causes of
-//! errors, log messages and panics. Run with `cargo run -p messages`; names of crates limit the list.
+//! Prints the string literals in the crates' sources, which users may see: messages, hints, actions and causes of
+//! errors, log messages and panics. Run it with `cargo run -p messages`; names of crates, such as `adverb-net`, limit
+//! the list.
 
 mod literals;
 
@@ -31,11 +32,11 @@ fn main() -> io::Result<()> {
     Ok(())
 }
 
-/// Adds the source files of a directory and those below it, without tests.
+/// Adds the source files of a directory and those below it, without tests and the samples of `messages.rs`.
 fn add_sources(directory: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
     for path in entries(directory)? {
-        let is_test = path.file_stem().is_some_and(|name| name == "tests" || name == "messages");
-        if is_test {
+        let is_skipped = path.file_stem().is_some_and(|name| name == "tests" || name == "messages");
+        if is_skipped {
             continue;
         } else if path.is_dir() {
             add_sources(&path, files)?;

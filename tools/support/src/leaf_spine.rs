@@ -5,7 +5,7 @@
 //!          └ s2 ┘
 //! ```
 //!
-//! Creating the namespaces requires root. The network is removed when it is dropped.
+//! Creating the namespaces requires root. Dropping [`LeafSpine`] removes them.
 
 use std::process::{Command, Stdio};
 
@@ -33,9 +33,9 @@ const ROUTES: [(&str, &str); 8] = [
     ("s2", "10.91.2.0/24 via 10.91.22.0"),
 ];
 
-/// The IPv6 addresses: node, interface, address. A router reports from an address of the interface towards the reported
-/// packet's source, and l2 chooses that interface by ECMP. So its interfaces to the spines have link-local addresses only,
-/// and it always reports from the same address.
+/// The IPv6 addresses: node, interface, address. A router sends an ICMPv6 error from an address of the interface
+/// towards the source of the packet, and l2 chooses that interface by ECMP. So its interfaces to the spines have
+/// link-local addresses only, and l2 always sends errors from the same address.
 const ADDRESSES_V6: [[&str; 3]; 12] = [
     ["h1", "leaf", "fd91:1::2/64"],
     ["l1", "host", "fd91:1::1/64"],
@@ -71,7 +71,7 @@ pub const H1_V6: &str = "fd91:1::2";
 /// The IPv6 address of h2.
 pub const H2_V6: &str = "fd91:2::2";
 
-/// The two paths from h1 to h2: the addresses with which each hop reports packets.
+/// The two paths from h1 to h2: the address from which each hop responds to probes.
 pub const PATHS: [[&str; 4]; 2] = [
     ["10.91.1.1", "10.91.11.1", "10.91.21.0", "10.91.2.2"],
     ["10.91.1.1", "10.91.12.1", "10.91.22.0", "10.91.2.2"],
@@ -94,7 +94,7 @@ impl LeafSpine {
     ///
     /// # Errors
     ///
-    /// Returns the reason if that isn't possible here.
+    /// Returns the reason if a namespace, a link or a route can't be created.
     pub fn new(prefix: &str, has_ipv6: bool) -> Result<LeafSpine, String> {
         let network = LeafSpine { prefix: prefix.to_owned() };
         for node in NODES {
@@ -105,7 +105,8 @@ impl LeafSpine {
             if !node.starts_with('h') {
                 network.set(node, "net.ipv4.ip_forward=1")?;
                 network.set(node, "net.ipv4.fib_multipath_hash_policy=1")?;
-                // Routers then report from the address of the interface that received the packet, as switches do.
+                // Routers then send ICMP errors from the address of the interface that received the packet, as switches
+                // do.
                 network.set(node, "net.ipv4.icmp_errors_use_inbound_ifaddr=1")?;
             }
         }
@@ -180,7 +181,8 @@ impl LeafSpine {
         run(&words)
     }
 
-    /// Returns the next hop that a leaf's kernel chooses for RoCE packets from a host to another one with this source port.
+    /// Returns the next hop that a leaf's kernel chooses for RoCE packets with this source port, from one host to
+    /// another.
     ///
     /// # Errors
     ///
@@ -196,7 +198,7 @@ impl LeafSpine {
         words.nth(1).map(str::to_owned).ok_or_else(|| format!("no next hop: {route}"))
     }
 
-    /// Makes a spine lose a share of the RDMA packets that it forwards, in tenths of a percent.
+    /// Makes a spine drop a share of the RDMA packets that it forwards.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Paths, processes and packages: the helpers that Adverb's developer tools share.
+//! Paths, processes, packages and a test network: the helpers that Adverb's developer tools and tests share.
 
 pub mod leaf_spine;
 pub mod packages;

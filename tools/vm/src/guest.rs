@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 use super::console::{self, KernelProblem};
 use super::initramfs;
 use super::kernel::Kernel;
-use super::share::{Follow, Settings, Share};
+use super::share::{Follower, Settings, Share};
 
 /// The configuration of a guest.
 pub(super) struct Config {
@@ -101,7 +101,8 @@ impl Guest {
         self.config.keep_going = true;
     }
 
-    /// Boots the guest, runs shell commands in order until one fails, and powers the guest off.
+    /// Boots the guest, runs shell commands in order, and kills QEMU. The first failed command ends the run, unless
+    /// [`keep_going`](Guest::keep_going) was called.
     ///
     /// # Errors
     ///
@@ -198,7 +199,7 @@ impl Guest {
 
 /// The output streams of a running command.
 struct Outputs {
-    streams: [(Stream, Follow); 2],
+    streams: [(Stream, Follower); 2],
 }
 
 impl Outputs {
@@ -210,9 +211,9 @@ impl Outputs {
 
     /// Forwards the output since the last call.
     fn forward(&mut self, observer: &mut dyn Observer) -> Result<()> {
-        for (stream, follow) in &mut self.streams {
+        for (stream, follower) in &mut self.streams {
             loop {
-                let bytes = follow.next().context("could not read the guest's output")?;
+                let bytes = follower.next().context("could not read the guest's output")?;
                 if bytes.is_empty() {
                     break;
                 }

@@ -1,4 +1,4 @@
-//! The guest's initramfs: busybox, kernel modules, and the script that mounts the root file system.
+//! The guest's initramfs: busybox, kernel modules, and the script that mounts the host's files.
 
 use std::fs;
 use std::path::{Path, PathBuf};

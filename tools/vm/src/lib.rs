@@ -143,7 +143,7 @@ pub fn prepare(options: &Options) -> Result<Guest> {
     })
 }
 
-/// Prints the failures of a run, and returns its exit status. Prints nothing for a successful run, unless
+/// Prints the problems of a run, and returns its exit status. Prints nothing for a run without a problem, unless
 /// [`Options::verbose`] is set.
 pub fn explain(report: &Report, options: &Options) -> u8 {
     if options.verbose
@@ -180,7 +180,7 @@ pub fn explain(report: &Report, options: &Options) -> u8 {
     status
 }
 
-/// Forwards the guest's output to this process's output.
+/// An observer that forwards the guest's output to this process's output.
 struct Forward<'a> {
     lines: &'a [String],
 }

@@ -98,10 +98,10 @@ impl Share {
     }
 
     /// Opens a file that the guest appends to.
-    pub(super) fn follow(&self, name: &str) -> Result<Follow> {
+    pub(super) fn follow(&self, name: &str) -> Result<Follower> {
         let path = self.path().join(name);
         let file = File::open(&path).with_context(|| format!("could not open {}", path.display()))?;
-        Ok(Follow { file, buffer: vec![0; 64 << 10] })
+        Ok(Follower { file, buffer: vec![0; 64 << 10] })
     }
 
     fn write(&self, name: &str, text: &str) -> Result<()> {
@@ -136,12 +136,12 @@ impl Finished {
 }
 
 /// A reader of a file that the guest appends to.
-pub(super) struct Follow {
+pub(super) struct Follower {
     file: File,
     buffer: Vec<u8>,
 }
 
-impl Follow {
+impl Follower {
     /// Returns the next bytes appended since the last call; empty if there are none.
     pub(super) fn next(&mut self) -> std::io::Result<&[u8]> {
         let length = self.file.read(&mut self.buffer)?;

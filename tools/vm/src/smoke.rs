@@ -60,7 +60,8 @@ fn checks(ud_pingpong: &str, adverb: &str, connect: &str) -> Vec<Check> {
     ]
 }
 
-/// Prints each check's result: the last line of its output if it passed, all of its output if it failed.
+/// An observer that prints each check's result: the last line of its output if it passed, all of its output if it
+/// failed.
 struct Results<'a> {
     checks: &'a [Check],
     printed: Vec<u8>,

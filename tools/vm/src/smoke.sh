@@ -1,6 +1,6 @@
 # The checks of `cargo xtask vm smoke`, in the guest (bash).
 
-pingpong_port=18515 # where rdma-core's pingpong servers listen for their client (TCP)
+pingpong_port=18515 # the TCP port at which rdma-core's pingpong servers wait for their client
 
 # Starts a server in the background and waits until it listens.
 start_server() {
@@ -34,30 +34,30 @@ rc_pingpong() {
 
 # ud_pingpong PROGRAM GID LOCAL REMOTE: rxe0 is the server, the program the client.
 ud_pingpong() {
-  local program=/run/ud_pingpong said expected
+  local program=/run/ud_pingpong output expected
   # A copy, because the user nobody can't read the build directory.
   install -m 755 "$1" "$program" || return
   [[ $(as_nobody_in_peer sh -c 'id -u; grep ^CapEff /proc/self/status') == $'65534\nCapEff:\t0000000000000000' ]] ||
     { echo "the client has privileges"; return 1; }
   start_server ibv_ud_pingpong -d rxe0 -g "$2" -n 1000 -s 1024 || return
-  said=$(as_nobody_in_peer timeout 100 "$program" --local "$3" --remote "$4" --server 10.77.0.1 --count 1000 --size 1024) ||
-    { echo "$said"; echo "the client failed"; kill "$server" 2>/dev/null; return 1; }
-  end_server || { echo "$said"; return 1; }
-  echo "$said"
+  output=$(as_nobody_in_peer timeout 100 "$program" --local "$3" --remote "$4" --server 10.77.0.1 --count 1000 --size 1024) ||
+    { echo "$output"; echo "the client failed"; kill "$server" 2>/dev/null; return 1; }
+  end_server || { echo "$output"; return 1; }
+  echo "$output"
   expected='^1000 sent, 1000 received, 0 lost, ICRC correct in ([0-9]+) of \1$'
-  # The result is the last line, because only that is shown of a check that passed.
-  grep -E "$expected" <<<"$said" || { echo "the client's output does not match $expected"; return 1; }
+  # grep prints the result as the last line: of a check that passed, only the last line is shown.
+  grep -E "$expected" <<<"$output" || { echo "the client's output does not match $expected"; return 1; }
 }
 
 # stat PROGRAM: checks that `adverb stat` counts packets. On a busy machine, the traffic may start after the first interval.
 stat() {
-  local said=/tmp/stat
-  timeout 100 "$1" stat --device rxe0 --interval 3 --count 30 >"$said" &
+  local log=/tmp/stat
+  timeout 100 "$1" stat --device rxe0 --interval 3 --count 30 >"$log" &
   local watcher=$!
   sleep 0.5
   rc_pingpong >/dev/null || return
-  until grep -E '^rxe0 port 1, [0-9.]+ s: [1-9][0-9]*\.[0-9] packets/s' "$said"; do
-    kill -0 "$watcher" 2>/dev/null || { cat "$said"; echo "adverb stat counted no packets"; return 1; }
+  until grep -E '^rxe0 port 1, [0-9.]+ s: [1-9][0-9]*\.[0-9] packets/s' "$log"; do
+    kill -0 "$watcher" 2>/dev/null || { cat "$log"; echo "adverb stat counted no packets"; return 1; }
     sleep 0.1
   done
   kill "$watcher"

@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use super::guest::{Observer, Stream};
 use super::{Options, explain, prepare};
 
-/// Runs shell commands in such a guest, and returns the output of each.
+/// Runs shell commands in such a guest until one fails, and returns the standard output of each.
 ///
 /// # Errors
 ///
@@ -26,7 +26,7 @@ pub fn run(mtu: u32, lines: &[String]) -> Result<Vec<String>> {
     Ok(collector.printed)
 }
 
-/// Collects the output of the commands.
+/// An observer that collects the output of the commands.
 #[derive(Default)]
 struct Collector {
     printed: Vec<String>,
