@@ -36,13 +36,14 @@ pub struct BenchConfig {
     pub window: usize,
 }
 
-/// The measured values of a round. A missing one is NaN.
+/// The measured values of a round, with times in µs. A missing one is NaN.
 #[derive(Clone, Copy, Debug)]
 struct Round {
     rate: f64,
     p50: f64,
     p99: f64,
     p999: f64,
+    /// The CPU time of the server per GET.
     server_cpu: f64,
 }
 

@@ -43,9 +43,9 @@ pub struct CheckConfig {
 /// The network between the client and the server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub enum Link {
-    /// Each has a software NIC, and they exchange UDP packets.
+    /// Client and server have a software NIC each, and exchange UDP packets.
     Udp,
-    /// Both share a software NIC, which passes packets in memory. This is several times faster.
+    /// Client and server share a software NIC, which passes packets in memory. This is several times faster.
     Memory,
 }
 
@@ -62,7 +62,7 @@ pub struct CheckReport {
     pub missing: u64,
     /// The number of PUTs.
     pub puts: u64,
-    /// The duration of all GETs.
+    /// The time from the first GET to the end of the last one.
     pub elapsed: Duration,
     /// The numbers of READs.
     pub stats: ClientStats,

@@ -141,7 +141,7 @@ pub struct ClientStats {
     pub item_reads: u64,
     /// GETs that used a cached word.
     pub cached: u64,
-    /// Items whose checksum did not match.
+    /// Items whose lengths or checksum did not match.
     pub torn: u64,
     /// Items that were replaced or deleted.
     pub retired: u64,
@@ -186,7 +186,7 @@ struct ServerState {
 #[derive(Debug)]
 enum ServerPhase {
     Disconnected,
-    /// DESCRIBE could not be sent yet.
+    /// DESCRIBE was not sent yet, or must be sent again, because it failed.
     Connected {
         epoch: u64,
     },

@@ -29,7 +29,7 @@ pub enum Step {
 /// The reason why an item that was read is not the key's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rejection {
-    /// The checksum doesn't match.
+    /// The lengths or the checksum don't match.
     Torn,
     /// The item was replaced or deleted.
     Retired,

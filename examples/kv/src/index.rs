@@ -9,9 +9,9 @@
 //! | 40 to 51 | the length of the item in units of 64 bytes, rounded up: at least 1 |
 //! | 52 to 63 | the tag: 12 bits of the key's hash |
 //!
-//! A key is in one of two buckets, its primary bucket if that was not full. The position of a key's word doesn't change
-//! while the key exists, and an aligned word is read and written as a whole, so a client that reads a bucket needs no
-//! lock.
+//! A key is in one of two buckets: in the primary one, if that was not full when the key was stored. The position of a
+//! key's word doesn't change while the key exists, and an aligned word is read and written as a whole, so a client that
+//! reads a bucket needs no lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

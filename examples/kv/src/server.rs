@@ -12,7 +12,7 @@ use crate::store::Store;
 /// The time after which a server thread checks whether it must stop.
 const STOP_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A thread of a server.
+/// A server, for one thread. The threads of a server share its [`Store`].
 #[derive(Debug)]
 pub struct Server {
     rpc: Rpc,
@@ -21,7 +21,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Creates a thread of the server, and announces the store's memory to the peers.
+    /// Creates a server, for one thread, and announces the store's memory to the peers.
     ///
     /// # Errors
     ///

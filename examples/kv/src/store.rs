@@ -18,8 +18,8 @@ use crate::index::{self, BUCKET_LEN, BUCKET_WORDS, Geometry, MAX_ITEM_LEN, Place
 use crate::item::{self, HEADER_LEN, Item, MAX_KEY_LEN, RETIRED};
 use crate::protocol::{self, Description, Status};
 
-/// The size of a slab, in which all items have about the same length: as small as the longest item allows, because a store with
-/// items of many lengths has a slab for each.
+/// The size of a slab, whose items have about the same length. It is as small as the longest item allows, because items
+/// of different lengths need different slabs.
 const SLAB_SIZE: usize = (MAX_ITEM_LEN + 1).next_power_of_two();
 
 /// The options of a [`Store`].
@@ -73,7 +73,7 @@ struct Shard {
     grace: Duration,
     generation: u64,
     eviction_count: u64,
-    /// The bytes of an item, before they are written to the arena.
+    /// A buffer for the bytes of an item that is written, or whose key is compared.
     bytes: Vec<u8>,
 }
 

@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 use anyhow::Result;
 use support::{packages, process};
 
-/// The options.
+/// The options of `cargo xtask bench kv`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// The number of rounds. The table has the medians.
