@@ -1,7 +1,7 @@
 //! The comparison: GETs of this cache by READ, by RPC and over TCP, and of Redis.
 //!
-//! Each server and each client is a process, on a CPU of its own. Machines are noisy, so the rounds of all rows are interleaved,
-//! and the table has medians.
+//! Each server and each client is a process. The servers run on one CPU, and the clients on another. Machines are
+//! noisy, so the rounds of all rows are interleaved, and the table has medians.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;

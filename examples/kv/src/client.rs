@@ -76,7 +76,7 @@ pub enum KvError {
     /// The client has no session with the server of the key.
     #[error(
         "the server {server:?} of the key is not connected\n  hint: start it; keys of other servers are available, and \
-         this one's will be empty when it has returned"
+         its part of the cache is empty after a restart"
     )]
     Unavailable {
         /// The server's name.

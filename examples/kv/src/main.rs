@@ -243,7 +243,7 @@ impl ClientArgs {
         let cluster = members.join(&self.name, 1)?;
         let config = ClientConfig { window: 1, ..ClientConfig::default() };
         let mut client = Client::new(cluster.broker(0)?, &members.servers, config)?;
-        // If the server can't be reached, the request fails, so the result is ignored here.
+        // Without a connection, the request fails with a better error, so `false` is ignored here.
         client.wait_for_server(client.server_of(key.as_bytes()), CONNECT_TIMEOUT)?;
         Ok(client)
     }

@@ -60,12 +60,12 @@ pub fn parse_reply(bytes: &[u8]) -> Option<(Status, &[u8])> {
     Some((Status::from_byte(*status)?, data))
 }
 
-/// The location of a server's index.
+/// The size and the location of a server's index.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Description {
     /// The number of buckets of each shard.
     pub buckets: u32,
-    /// The buckets of each shard.
+    /// The locations of the shards' buckets.
     pub shards: Vec<RemotePtr>,
 }
 

@@ -100,9 +100,9 @@ impl Ucx {
     /// Parses the last line: iterations; latency at the 50th percentile, average, overall; bandwidth and rate, each for
     /// the last interval and overall.
     fn parse(output: &str) -> Option<Ucx> {
-        let words: Vec<f64> =
+        let numbers: Vec<f64> =
             output.lines().last()?.split_whitespace().map_while(|word| word.parse().ok()).collect();
-        let [_, latency, _, _, _, mebibytes, _, messages] = words[..] else { return None };
+        let [_, latency, _, _, _, mebibytes, _, messages] = numbers[..] else { return None };
         // ucx_perftest's "MB" are 2²⁰ bytes.
         Some(Ucx { latency, megabytes: mebibytes * 1.048_576, messages })
     }

@@ -22,7 +22,7 @@ const MILLISECONDS: &str = "500";
 /// The number of round trips of each latency measurement.
 const ROUND_TRIPS: &str = "10000";
 
-/// The number of calls in flight in the measurement with many.
+/// The number of outstanding calls in [`Measurement::Calls`].
 const CALLS: &str = "64";
 
 /// The duration of the idle measurement.

@@ -1,9 +1,9 @@
 //! `cargo xtask bench preload`: perftest on adverb-preload, compared with perftest on the kernel's soft-RoCE.
 //!
 //! The guest has one CPU and a clock that counts instructions. Two processes that poll would wait for the scheduler's
-//! ticks, so the programs wait for events where both ends have completions. adverb-preload runs in the namespace without
-//! RDMA, because both use the RoCE port. Its packets pass through the loopback interface; soft-RoCE delivers packets to
-//! itself directly.
+//! ticks, so the programs wait for events, except in the tests of WRITEs, where only one end polls. adverb-preload runs
+//! in the namespace without RDMA, because both use the RoCE port. Its packets pass through the loopback interface;
+//! soft-RoCE delivers packets to itself directly.
 
 use std::process::ExitCode;
 
