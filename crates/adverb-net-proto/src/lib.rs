@@ -65,7 +65,7 @@
 //! let register = connection.poll_register().expect("the ring is not registered");
 //! let ring = RemoteMemory { addr: 0, rkey: 1, len: 256 << 10 };
 //! connection.handle_registered(register.id, Ring(ring), Time::ZERO);
-//! let Some(Post::Receives { count: 80 }) = connection.poll_post(&mut Heap, Time::ZERO) else { unreachable!() };
+//! let Some(Post::Receives { count: 95 }) = connection.poll_post(&mut Heap, Time::ZERO) else { unreachable!() };
 //! let Some(Post::Hello { bytes }) = connection.poll_post(&mut Heap, Time::ZERO) else { unreachable!() };
 //! assert_eq!(Hello::parse(&bytes).map(|hello| hello.ring), Ok(ring));
 //!
