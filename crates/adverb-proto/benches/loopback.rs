@@ -248,7 +248,7 @@ fn measure(runs: usize, mut round: impl FnMut()) -> f64 {
     nanos[runs / 10]
 }
 
-/// The number of rounds in a run, which takes a few tenths of a millisecond.
+/// The number of rounds in a run, so that a run of 8-byte WRITEs takes a few tenths of a millisecond.
 const ROUNDS: usize = 50;
 
 /// Runs a number of rounds of small WRITEs, for counting instructions.

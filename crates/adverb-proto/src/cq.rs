@@ -16,7 +16,7 @@ impl Cq {
     }
 }
 
-/// The time at which a request completed, and the component that observed it.
+/// The time at which a request completed or a packet was received, and the component that observed it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Timestamp {
     /// The time.
@@ -40,7 +40,7 @@ pub(crate) struct CompletionQueue {
     times: Option<VecDeque<Timestamp>>,
     capacity: u32,
     armed: Option<ArmFor>,
-    /// The number of queue pairs that use the queue.
+    /// The number of uses by queue pairs. A queue pair whose send and receive queues both complete here counts twice.
     pub(crate) users: u32,
     overflowed: bool,
 }
@@ -116,7 +116,7 @@ impl CompletionQueue {
         Some((completion, self.times.as_mut().and_then(VecDeque::pop_front)))
     }
 
-    /// Changes the capacity, unless the queue holds more completions.
+    /// Changes the capacity, unless the queue holds more completions. Returns whether the capacity was changed.
     pub(crate) fn resize(&mut self, capacity: u32) -> bool {
         let fits = self.entries.len() <= capacity as usize;
         if fits {

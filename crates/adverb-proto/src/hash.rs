@@ -1,4 +1,4 @@
-//! A hash for numbers that the engine chooses: random keys and queue pair numbers.
+//! A hash for numbers that the engine chooses: random keys, queue pair numbers and communication IDs.
 
 use core::hash::{BuildHasher, Hasher};
 

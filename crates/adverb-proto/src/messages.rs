@@ -1,4 +1,4 @@
-//! The list of this crate's error messages and hints, `messages.txt`.
+//! The test that compares this crate's error messages, its states, and the hints of statuses with `messages.txt`.
 
 use adverb_wire::cm::{DataTooLong, ServiceId};
 use adverb_wire::{EmitError, Qpn};

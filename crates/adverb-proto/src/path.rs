@@ -30,7 +30,8 @@ pub struct Route {
 
 impl Path {
     /// Returns the path from `local` to `remote`, or `None` if one is IPv4 and the other IPv6. Either address can be a
-    /// GID that [carries a UDP port](Gid::udp_addr). Packets are then sent from that port, or to that port.
+    /// GID that [carries a UDP port](Gid::udp_addr). Packets are then sent from that port, or to that port. Otherwise
+    /// they are sent from `source_port`, and to port 4791.
     ///
     /// All packets of a connection have the same UDP source port, so that they take the same route through a fabric
     /// that hashes flows (Annex A17.9).
@@ -144,7 +145,8 @@ impl<T: AddressVector + ?Sized> AddressVector for &T {
     }
 }
 
-/// The metadata of a received packet, from its IP and UDP headers.
+/// The metadata of a received packet: fields of its IP and UDP headers, the time of its receipt, and the kind of ICRC
+/// check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RxMeta {
     /// The address and port of the sender.

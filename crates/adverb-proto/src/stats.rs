@@ -29,7 +29,8 @@ macro_rules! statistics {
 statistics! {
     /// Packets that the device returned for sending.
     packets_sent: "sent_pkts",
-    /// Received packets that passed the checks of queue pair, addresses, partition and ICRC.
+    /// Received packets that passed the checks of queue pair, addresses, partition, ICRC and transport. Congestion
+    /// notification packets (CNPs) are counted separately.
     packets_received: "rcvd_pkts",
     /// Payload bytes of sent packets.
     bytes_sent: "sent_bytes",
@@ -62,11 +63,13 @@ statistics! {
     mismatched_responses: "rcvd_mismatched_response",
     /// Responses that arrived while an earlier response was missing.
     implied_naks: "implied_nak_seq_err",
-    /// Received requests that had already been executed.
+    /// Received request packets below the expected sequence number: duplicates and, on unreliable connections, also
+    /// late packets.
     duplicate_requests: "duplicate_request",
-    /// READs and atomics whose responses were retransmitted.
+    /// Responses to READs, atomics, FLUSHes and ATOMIC WRITEs that were retransmitted.
     retransmitted_responses: "duplicate_replay",
-    /// NAKs sent that end a connection: invalid request, remote access error, remote operational error.
+    /// NAKs sent that end a connection: invalid request, remote access error, remote operational error. The NAK of a
+    /// duplicate READ whose memory is no longer accessible is counted too, although the connection can continue.
     fatal_naks_sent: "sent_fatal_nak",
     /// NAKs received that end a connection.
     fatal_naks_received: "rcvd_fatal_nak",
@@ -74,7 +77,7 @@ statistics! {
     retries_exceeded: "retry_exceeded_err",
     /// Requests that failed because the peer had no receive posted.
     rnr_retries_exceeded: "retry_rnr_exceeded_err",
-    /// Completions of any kind.
+    /// Completions of any kind, including lost ones.
     completions: "completions",
     /// Completions lost because a queue was full.
     completions_lost: "cq_overrun",

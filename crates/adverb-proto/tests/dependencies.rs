@@ -35,7 +35,7 @@ fn dependency_tree_has_no_io_thread_or_clock_crate() {
 }
 
 #[test]
-fn engine_names_no_clock_socket_thread_or_file() {
+fn engine_names_no_clock_socket_thread_file_or_unsafe_block() {
     fn check(dir: &std::path::Path) {
         for entry in std::fs::read_dir(dir).unwrap() {
             let path = entry.unwrap().path();

@@ -1,4 +1,4 @@
-//! The cost of a call doesn't depend on the number of objects of a device.
+//! The cost of creating and destroying an object doesn't depend on the number of objects of a device.
 
 #[path = "harness/mod.rs"]
 mod harness;

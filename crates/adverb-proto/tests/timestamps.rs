@@ -161,8 +161,8 @@ fn a_timestamp_has_the_source_that_the_caller_named() {
     }
     end.device.packet_sent(kernel(20), end.qpn);
     end.post_recv(7, 0, 256);
-    let header = Operation::Ud(Ud { qkey: QKEY, source_qp: Qpn::truncate(0x4567), immediate: None });
-    let bytes = end.forge(&Header::new(end.qpn, Psn::ZERO, header), b"hello");
+    let operation = Operation::Ud(Ud { qkey: QKEY, source_qp: Qpn::truncate(0x4567), immediate: None });
+    let bytes = end.forge(&Header::new(end.qpn, Psn::ZERO, operation), b"hello");
     end.deliver_as(&RxMeta { received_at: Some(kernel(30)), ..end.rx_meta() }, &bytes);
     let stamps: Vec<_> = std::iter::from_fn(|| end.device.poll_timed_completion(end.cq)).collect();
     let stamps: Vec<_> = stamps.into_iter().map(|(completion, stamp)| (completion.wr_id, stamp)).collect();

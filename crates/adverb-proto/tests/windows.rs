@@ -76,7 +76,7 @@ fn another_qp(end: &mut End) -> Qpn {
     qpn
 }
 
-/// Checks that a request is rejected because of missing access rights.
+/// Checks that a request is rejected with a remote access error, and changes no memory.
 #[track_caller]
 fn assert_denied(end: &mut End, psn: u32, rc: Rc, payload: &[u8]) {
     let before = end.memory.bytes(end.storage).to_vec();
@@ -122,12 +122,12 @@ fn window_may_grant_access_that_its_region_does_not() {
 
 #[test]
 fn window_grants_access_only_to_its_range() {
-    for va in
+    for offset in
         [WINDOW_START - 1, WINDOW_START + WINDOW_LEN - 3, WINDOW_START + WINDOW_LEN, 0, u64::MAX - ADDR - 2]
     {
         let (mut end, region) = bindable();
         let key = bound_window(&mut end, region, READ_WRITE);
-        assert_denied(&mut end, 0, write(key, ADDR.wrapping_add(va), 4), b"abcd");
+        assert_denied(&mut end, 0, write(key, ADDR.wrapping_add(offset), 4), b"abcd");
     }
     let (mut end, region) = bindable();
     let key = bound_window(&mut end, region, READ_WRITE);
@@ -287,14 +287,14 @@ fn bound_window_is_not_bound_again_without_invalidation() {
 }
 
 #[test]
-fn next_binding_needs_another_key() {
+fn binding_needs_another_key_than_the_current_one() {
     let (mut end, region) = bindable();
     let key = window(&mut end);
     assert_eq!(try_bind(&mut end, binding(key, region, READ_WRITE)), Status::WindowBind);
 }
 
 #[test]
-fn owner_chooses_all_eight_bits_of_the_key() {
+fn owner_chooses_the_lowest_eight_bits_of_the_key() {
     let (mut end, region) = bindable();
     let first = window(&mut end);
     for bits in (0..256).filter(|bits| *bits != first & 0xff) {

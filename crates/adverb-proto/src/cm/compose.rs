@@ -181,8 +181,8 @@ pub(super) fn drep(transaction_id: u64, dreq: &Dreq) -> Mad {
     Mad { transaction_id, message: Message::Drep(drep) }
 }
 
-/// Builds the REJ of a message that belongs to no connection here (`cm_issue_rej` in `cm.c`). `ids` are the peer's and
-/// this side's communication IDs.
+/// Builds the REJ of a message that belongs to no connection here, or to one in timewait (`cm_issue_rej` in `cm.c`).
+/// `ids` are the peer's and this side's communication IDs.
 pub(super) fn rej_unknown(
     transaction_id: u64,
     ids: (u32, u32),

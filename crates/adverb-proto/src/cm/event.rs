@@ -8,8 +8,9 @@ use adverb_wire::cm::{AdditionalInfo, Ece, Path, RejectReason, ServiceId, SidrSt
 use super::{AddrPair, RdAtomicLimits};
 use crate::types::{PathMtu, Qpn, Transport};
 
-/// The ID of a connection, valid from the first message to the end of timewait. It is the local communication ID, which
-/// is random, so the ID of an ended connection is unlikely to be assigned to another one.
+/// The ID of a connection, valid from the first message to the end of timewait. If the peer rejects the REQ for another
+/// reason than a stale connection, there is no timewait, and the ID becomes invalid at once. The ID is the local
+/// communication ID, which is random, so the ID of an ended connection is unlikely to be assigned to another one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ConnectionId(pub(super) u32);
 
@@ -46,7 +47,7 @@ pub enum Event {
     /// The connection is established.
     Established(ConnectionId),
     /// The connection was rejected before it was established. Either the peer rejected the connection, or the manager
-    /// rejected it as stale because the peer requested another connection for the same queue pair.
+    /// rejected it as stale because the peer requested or accepted another connection with the same queue pair.
     Rejected(Box<Rejection>),
     /// The connection was not established by the deadline: the peer did not respond, or the application did not accept,
     /// establish or reject the connection in time.

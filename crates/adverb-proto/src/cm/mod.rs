@@ -77,10 +77,11 @@
 //! half-open connections, which expire, and affects no established connection. Once half of these slots are occupied,
 //! each IPv4 address or IPv6 /64 network may occupy at most a sixteenth of them.
 //!
-//! In response to a REQ with a spoofed source, the manager sends messages to the spoofed address: a REP, its
-//! retransmissions, and a REJ at the deadline. If half of the slots are occupied, or a sixteenth by that source, the
-//! manager retransmits the REP at most once on its own, and sends the REJ only in response to a further message. A peer
-//! that did not receive the REP retransmits its REQ, and the manager responds to each retransmission with the REP.
+//! If the application accepts a REQ with a spoofed source, the manager sends several messages to the spoofed address: a
+//! REP, its retransmissions, and a REJ at the deadline. If half of the slots are occupied, or a sixteenth by that
+//! source, the manager retransmits the REP at most once on its own, and sends the REJ only in response to a further
+//! message. A peer that did not receive the REP retransmits its REQ, and the manager responds to each retransmission
+//! with the REP.
 //!
 //! [linux]: https://git.kernel.org/pub/scm/linux/kernel/git/torvalds/linux.git/tree/drivers/infiniband/core
 

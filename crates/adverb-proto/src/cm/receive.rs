@@ -17,8 +17,9 @@ use crate::types::{Gid, Psn, Qpn, Transport};
 
 impl Manager {
     /// Handles a datagram that queue pair 1 received with the Q_Key [`GSI_QKEY`](adverb_wire::cm::GSI_QKEY): `payload`
-    /// is its payload, and `addrs` are its addresses. A payload that is not a CM message is counted as
-    /// [malformed](super::Statistics::malformed) and dropped.
+    /// is its payload, and `addrs` are its addresses. A datagram is counted as
+    /// [malformed](super::Statistics::malformed) and dropped if its payload is not a CM message, or if one of its
+    /// addresses is IPv4 and the other IPv6.
     pub fn handle(&mut self, now: Time, addrs: AddrPair, payload: &[u8], random: &mut impl FnMut() -> u32) {
         let (Ok(Mad { transaction_id, message }), true) = (Mad::parse(payload), addrs.is_one_family()) else {
             self.out.statistics.malformed += 1;
@@ -174,7 +175,8 @@ impl Manager {
 
     /// Handles a message that names a queue pair of the peer which already has a connection here. Either the peer has
     /// lost that connection (vol. 1, 12.4.1 and 12.9.8), or another host has forged the message, which contains
-    /// neither communication ID. An established connection is therefore probed, and ends only if the peer confirms.
+    /// neither communication ID of the connection. An established connection is therefore probed, and ends only if the
+    /// peer confirms. A connection that the peer requested and that is not established yet ends at once.
     fn handle_stale(&mut self, now: Time, id: u32) {
         let Some(connection) = self.table.get(id) else { return };
         match connection.state {
@@ -191,8 +193,8 @@ impl Manager {
     ///
     /// The probe is a DREQ with both communication IDs and a queue pair number that no connection has. A peer without
     /// such a connection responds with a DREP. A peer that still has the connection drops the DREQ because of the wrong
-    /// number (`cm_dreq_handler` in `cm.c` does both). In either case the connection stays until [`handle_drep`] ends
-    /// it.
+    /// number (`cm_dreq_handler` in `cm.c` does both). The probe itself doesn't change the state: [`handle_drep`] ends
+    /// the connection if a DREP arrives.
     ///
     /// [`handle_drep`]: Manager::handle_drep
     fn probe(&mut self, now: Time, id: u32) {
@@ -431,9 +433,9 @@ impl Manager {
         self.out.events.push_back(Event::Rejected(Box::new(rejection)));
     }
 
-    /// Handles a DREQ: the peer disconnects (vol. 1, 12.9.8; `cm_dreq_handler` in `cm.c`). It gets a DREP at once,
-    /// even if it is a duplicate or the connection is unknown, unless it names another queue pair, or a connection that
-    /// the peer can't have established.
+    /// Handles a DREQ: the peer disconnects (vol. 1, 12.9.8; `cm_dreq_handler` in `cm.c`). The DREQ gets a DREP at
+    /// once, even if the DREQ is a duplicate or the connection is unknown. A DREQ is dropped if it names another queue
+    /// pair, or a connection that the peer can't have established.
     fn handle_dreq(&mut self, now: Time, addrs: AddrPair, transaction_id: u64, dreq: &Dreq) {
         let found = self.table.get(dreq.remote_comm_id);
         let Some(connection) = found.filter(|found| found.matches(addrs, dreq.local_comm_id)) else {
@@ -445,7 +447,7 @@ impl Manager {
             return;
         }
         match connection.state {
-            // The peer established the connection before it sent the DREQ, even if this side received no RTU.
+            // The peer considers the connection established, even if its RTU was lost, or this side has sent no RTU.
             State::RepReceived | State::RepSent | State::Established | State::DreqSent => {
                 self.out.send(addrs, compose::drep(transaction_id, dreq));
                 self.out.events.push_back(Event::Disconnected(ConnectionId(dreq.remote_comm_id)));

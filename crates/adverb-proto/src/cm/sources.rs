@@ -19,7 +19,7 @@ impl Sources {
         self.total += 1;
     }
 
-    /// Counts a slot that this peer no longer occupies.
+    /// Subtracts a slot that this peer no longer occupies.
     pub(super) fn remove(&mut self, peer: IpAddr) {
         let source = source(peer);
         let Some(count) = self.counts.get_mut(&source) else { return };
@@ -40,8 +40,8 @@ impl Sources {
         self.counts.len()
     }
 
-    /// Whether this peer may occupy another of `slots` slots. Any peer may while half of the slots are free; after
-    /// that, each source has a share.
+    /// Whether this peer may occupy another of `slots` slots. Any peer may while fewer than half of the slots are
+    /// occupied; after that, only a peer whose source occupies less than its share may.
     pub(super) fn admits(&self, peer: IpAddr, slots: usize) -> bool {
         self.total < slots && (self.total < slots / 2 || self.count(peer) < share(slots))
     }

@@ -4,12 +4,14 @@ use std::collections::BTreeSet;
 
 use crate::Time;
 
-/// Timers by ID, at most one per ID. The owner of an ID keeps its current time, which is needed to move the timer.
+/// Timers by ID, at most one per ID. The owner of an ID stores the current time of its timer, which is needed to move
+/// the timer.
 #[derive(Debug, Default)]
 pub(super) struct Timers(BTreeSet<(Time, u32)>);
 
 impl Timers {
-    /// Moves the timer of an ID from `current` to `time`, and updates `current`.
+    /// Moves the timer of an ID from `current` to `time`, and updates `current`. `None` means that the timer is not
+    /// set.
     pub(super) fn set(&mut self, id: u32, current: &mut Option<Time>, time: Option<Time>) {
         if *current == time {
             return;
@@ -38,8 +40,8 @@ impl Timers {
     }
 }
 
-/// A message that is retransmitted at growing intervals until the peer responds. The wait ends at a deadline, not with
-/// the last retransmission.
+/// A message that is retransmitted at growing intervals, a limited number of times, until the peer responds. The owner
+/// waits for the response until a deadline of its own, not only until the last retransmission.
 #[derive(Clone, Debug)]
 pub(super) struct Retransmission<T> {
     pub(super) message: T,

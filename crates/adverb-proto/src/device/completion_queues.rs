@@ -20,7 +20,7 @@ impl<S: EventSink> Device<S> {
     /// - A receive has the time at which the message's last packet was received ([`received_at`](crate::RxMeta::received_at)).
     /// - A send request of a reliable connection has the time at which the acknowledgement or the last response was
     ///   received.
-    /// - A send request of an unreliable connection or a datagram has the time at which its last packet was sent
+    /// - A send request of an unreliable connection or a UD queue pair has the time at which its last packet was sent
     ///   ([`packet_sent`](Device::packet_sent)).
     /// - Other requests, such as flushed ones, have the time of the call that completed them.
     pub fn create_timed_cq(&mut self, capacity: u32) -> Cq {

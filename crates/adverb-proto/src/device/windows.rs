@@ -9,12 +9,14 @@ impl<S: EventSink> Device<S> {
     /// [`SendOperation::BindWindow`](crate::types::SendOperation::BindWindow) on a connection binds it. A bound window
     /// grants access only to that connection's peer.
     ///
-    /// Each binding assigns a new key to the window. The owner chooses the lowest 8 bits of the key; the other bits
-    /// stay the same. The window must be invalidated before it is bound again: by a
+    /// Each binding assigns a new key to the window. The owner chooses the lowest 8 bits of the key, which must differ
+    /// from those of the previous key; the other bits stay the same. The window must be invalidated before it is bound
+    /// again: by a
     /// [`SendOperation::LocalInvalidate`](crate::types::SendOperation::LocalInvalidate) on the same connection, or by a
     /// SEND with invalidate of the peer. Destroying or resetting the queue pair also invalidates the window.
     ///
-    /// Only the key protects memory from peers, so `random` must be unpredictable.
+    /// `random` must be unpredictable, because a peer that guesses a key can use any window that is bound on its
+    /// connection.
     ///
     /// # Errors
     ///

@@ -37,7 +37,8 @@ pub enum Call {
 }
 
 impl Call {
-    /// Returns the functions of rdma-core or Adverb, such as `ibv_reg_mr`.
+    /// Returns the names of the functions of rdma-core or Adverb, such as `ibv_reg_mr`, and of the event that reports
+    /// an error number.
     pub const fn name(self) -> &'static str {
         match self {
             Call::OpenDevice => "ibv_get_device_list, ibv_open_device",
@@ -70,8 +71,8 @@ pub struct ErrnoCase {
     pub hint: Option<&'static str>,
 }
 
-/// Returns the hint for an error number in a group of calls, or `None` if the number has no specific meaning there.
-/// [`Explanation::hint`] is the hint for other calls.
+/// Returns the hint for an error number in a group of calls, or `None` if the number has no specific meaning there, or
+/// its meaning there has no hint. [`Explanation::hint`] is the hint for other calls.
 ///
 /// ```
 /// use adverb_proto::explain::{Call, errno_hint};
@@ -115,7 +116,7 @@ const CM_REACH_HINT: &str =
     "use an address that an RDMA device of this machine can reach: `Device::gids` lists a device's addresses";
 const CM_ROUTE_HINT: &str = "add a route to that address, or use another one";
 
-/// The explanation of the numbers for missing support, except for their names and causes.
+/// The fields that the error numbers for missing support share.
 const UNSUPPORTED: Explanation = Explanation {
     summary: "the device, its driver, the library or the kernel does not support the operation",
     checks: &[

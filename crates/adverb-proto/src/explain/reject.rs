@@ -9,7 +9,7 @@ const REASON: Explanation = Explanation {
     ..Explanation::EMPTY
 };
 
-/// The reasons about reliable datagrams.
+/// The fields that the reasons about reliable datagrams share.
 const RELIABLE_DATAGRAMS: Explanation = Explanation {
     meaning: "The reason belongs to the reliable datagram transport (RD), which RoCE does not have.",
     causes: &["the peer's connection manager is defective, or the packet is corrupt"],
@@ -17,7 +17,7 @@ const RELIABLE_DATAGRAMS: Explanation = Explanation {
     ..REASON
 };
 
-/// The reasons about an attribute of the primary path.
+/// The fields that the reasons about an attribute of the primary path share.
 const PRIMARY_PATH: Explanation = Explanation {
     meaning: "The connect request (REQ) describes the path of the connection. The peer does not accept this attribute of the \
               primary path. The additional information of the REJ may have an acceptable value.",
@@ -26,7 +26,7 @@ const PRIMARY_PATH: Explanation = Explanation {
     ..REASON
 };
 
-/// The reasons about an attribute of the alternate path.
+/// The fields that the reasons about an attribute of the alternate path share.
 const ALTERNATE_PATH: Explanation = Explanation {
     meaning: "The connect request (REQ) has an alternate path for automatic path migration, and the peer does not accept this \
               attribute of it. The additional information of the REJ may have an acceptable value.",

@@ -41,7 +41,8 @@ pub struct QpConfig {
     /// Whether acknowledgements carry end-to-end credits, and the requester respects them (vol. 1, 9.7.7). A queue pair
     /// with a shared receive queue sends no credits.
     pub credits: bool,
-    /// The maximum number of unacknowledged packets.
+    /// The number of unacknowledged packets at which no further request packet is sent. The packets of a READ response
+    /// count too, so a READ can exceed this number.
     pub window: u32,
     /// The maximum number of bytes of outstanding READ responses. Each packet counts 512 bytes more than its payload.
     /// The requester splits a longer READ into parts, so that the responses fit in the receiving socket's buffer.
@@ -182,7 +183,7 @@ pub struct ReadyToSend {
     pub retry_count: u8,
     /// The maximum number of retransmissions after RNR NAKs, 0 to 7; 7 means no limit (vol. 1, 9.7.5).
     pub rnr_retry: u8,
-    /// The maximum number of outstanding READs and atomics: at most the peer's `max_dest_rd_atomic`.
+    /// The maximum number of outstanding READs and atomics, which must not exceed the peer's `max_dest_rd_atomic`.
     pub max_rd_atomic: u8,
 }
 
@@ -233,7 +234,7 @@ impl core::error::Error for CreateQpError {}
 pub enum ModifyError {
     /// The queue pair does not exist.
     UnknownQp,
-    /// The queue pair's state does not allow the transition.
+    /// The queue pair's state or its transport does not allow the transition.
     WrongState(QpState),
     /// The named value is out of range.
     OutOfRange(&'static str),
@@ -266,16 +267,17 @@ pub enum PostError {
     WrongState(QpState),
     /// The queue is full.
     QueueFull,
-    /// The request has more segments than the queue pair was created for.
+    /// The request has more segments than the queue pair was created for, or its operation allows no segments.
     TooManySegments,
-    /// The length is not valid for the operation.
+    /// The length is not valid for the operation, or a receive for datagrams is shorter than a GRH.
     InvalidLength,
     /// The request has more inline bytes than the queue pair was created for, its operation sends no local bytes, or
     /// it has the inline flag without inline bytes or inline bytes without the flag.
     InvalidInline,
     /// The transport does not support the operation.
     Unsupported,
-    /// A UD request has no destination, or a request of a connected queue pair has one.
+    /// A UD request has no destination or an address handle without a path, or a request of a connected queue pair has
+    /// a destination.
     InvalidDestination,
     /// The queue pair uses a shared receive queue, so it has no receive queue of its own.
     HasSharedReceiveQueue,

@@ -241,7 +241,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Returns the word of an atomic, after checking its alignment, bounds and access rights (vol. 1, 9.7.4).
+    /// Returns the word that an atomic or an ATOMIC WRITE accesses, after checking that the request is allowed now, and
+    /// the word's alignment, bounds and access rights (vol. 1, 9.7.4).
     fn word<S: EventSink>(
         &self,
         cx: &Context<'_, S>,
@@ -415,8 +416,8 @@ impl QueuePair {
         reexecute
     }
 
-    /// Rejects a request with a fatal NAK: earlier responses are sent first, then the NAK, and the queue pair moves to
-    /// the error state (vol. 1, 9.7.4: classes B, C and D).
+    /// Rejects a request with a fatal NAK, and moves the queue pair to the error state (vol. 1, 9.7.4: classes B, C and
+    /// D). The responses that are still queued are sent before the NAK.
     pub(super) fn send_fatal_nak<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,

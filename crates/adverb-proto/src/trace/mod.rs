@@ -1,4 +1,5 @@
-//! Trace events: the steps of a device, from a posted request to its packets and its completion; and their recordings.
+//! Trace events, which are the steps of a device from a posted request to its packets and its completion, and
+//! recordings of these events.
 //!
 //! A [`Device`](crate::Device) passes a [`TraceEvent`] for each step to its [`EventSink`]. A [`Recorder`] is a sink that
 //! stores the events in a ring buffer, and that is switched on and off at run time. Its [`Recording`] is the input of

@@ -52,9 +52,9 @@ pub struct Recorder {
 enum Mode {
     #[default]
     Off,
-    /// All events are recorded, without payload.
+    /// The events of all queue pairs are recorded, with payload only of the connection manager's packets.
     Plain,
-    /// The events of selected queue pairs, or payload, are recorded.
+    /// Only the events of selected queue pairs are recorded, or payload of all packets is recorded, or both.
     Selective,
 }
 
@@ -74,7 +74,7 @@ pub struct RecorderOptions {
     /// The number of payload bytes that the recorder keeps of each packet. The default is 0: payload can contain
     /// secrets. Packets of the connection manager are an exception; the recorder keeps the headers of their messages.
     pub payload_limit: usize,
-    /// The queue pairs to record. An empty list selects all.
+    /// The queue pairs to record. An empty list selects all. Events that belong to no queue pair are always recorded.
     pub qps: Vec<Qpn>,
     /// The event at which the recorder stops by itself.
     pub stop_on: StopOn,
@@ -92,10 +92,11 @@ pub enum StopOn {
     /// The recorder stops only at [`Recorder::stop`].
     #[default]
     Manual,
-    /// The recorder stops at the first completion that failed. Flushed requests don't count: an application that closes
-    /// a queue pair flushes its requests.
+    /// The recorder stops at the first completion that failed, or when the
+    /// [device fails](Recorder::stop_at_device_failure). Flushed requests don't count: an application that closes a
+    /// queue pair flushes its requests.
     Failure,
-    /// The recorder stops at the first completion that failed or at the first acknowledgement timeout.
+    /// The recorder stops at a failure as with [`Failure`](StopOn::Failure), or at the first acknowledgement timeout.
     FailureOrTimeout,
 }
 
@@ -214,7 +215,8 @@ impl Recorder {
         self.laps * self.capacity as u64 + self.next as u64
     }
 
-    /// Reports that the device has failed, which no completion shows. The recorder stops if it stops at failures.
+    /// Reports that the device has failed, which no completion shows. The recorder stops, unless its option is
+    /// [`StopOn::Manual`].
     pub fn stop_at_device_failure(&mut self) {
         if self.mode != Mode::Off && self.stop_on != StopOn::Manual {
             self.stop_at(StopCause::Failure);
@@ -322,7 +324,7 @@ impl Recorder {
     }
 }
 
-/// Returns the number of connections before the event with this number. They are kept outside of the ring.
+/// Returns the number of connection events before the event with this number. They are kept outside of the ring.
 fn earlier_count(connections: &VecDeque<(u64, Time, TraceEvent)>, number: u64) -> u64 {
     connections.iter().filter(|(connection, ..)| *connection < number).count() as u64
 }
@@ -392,7 +394,7 @@ impl Payloads {
     }
 }
 
-/// The maximum number of connections that are kept beside the ring. A connection has up to two events.
+/// The maximum number of connection events that are kept beside the ring. A connection has up to two.
 const MAX_CONNECTIONS: usize = 1 << 15;
 
 /// The number of payload bytes that the recorder keeps of a connection manager's packet: the header of the management

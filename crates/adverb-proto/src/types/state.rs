@@ -52,7 +52,8 @@ pub enum QpState {
 }
 
 impl QpState {
-    /// Whether send requests may be posted. In the error state, posted requests are flushed at once (vol. 1, 10.3.1).
+    /// Whether send requests may be posted. In the error and the send queue error state, posted requests are flushed at
+    /// once (vol. 1, 10.3.1).
     pub const fn may_post_send(self) -> bool {
         matches!(
             self,

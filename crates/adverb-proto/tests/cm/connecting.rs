@@ -122,7 +122,7 @@ fn the_messages_of_a_handshake_have_one_transaction_id() {
 }
 
 #[test]
-fn an_unreliable_connection_is_established() {
+fn a_uc_request_is_accepted_only_with_a_uc_queue_pair() {
     let mut pair = Pair::without_listener();
     let listen =
         ListenParams { service: service(), bind: BindAddr::Any, transport: Transport::Uc, backlog: 1 };
@@ -176,7 +176,7 @@ fn both_sides_learn_whether_the_peer_has_an_srq() {
 }
 
 #[test]
-fn ipv6_peers_connect() {
+fn a_request_over_ipv6_reaches_the_server() {
     let mut pair = Pair::new();
     let (local, remote) = ("fd77::1".parse().unwrap(), "fd77::2".parse().unwrap());
     let connect = pair.request_with(|connect| connect.addrs = AddrPair { local, remote });
@@ -277,7 +277,7 @@ fn a_queue_pair_has_one_connection() {
 }
 
 #[test]
-fn management_and_multicast_queue_pair_numbers_are_rejected() {
+fn management_multicast_and_ud_queue_pairs_are_rejected() {
     let mut pair = Pair::new();
     for qpn in [0, 1, 0xff_ffff] {
         let connect = pair.request_with(|connect| connect.local_qp.qpn = Qpn::truncate(qpn));

@@ -137,6 +137,7 @@ fn a_message_after_the_end_of_its_connection_changes_nothing() {
     pair.assert_no_state_left();
     pair.events.iter_mut().for_each(|events| events.clear());
     for (from, mad) in pair.log.clone() {
+        // A REQ would start a new connection.
         if !matches!(mad.message, Message::Req(_)) {
             pair.inject(1 - from, &mad);
             pair.run();

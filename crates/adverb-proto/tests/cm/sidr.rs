@@ -108,7 +108,7 @@ fn an_application_rejects_a_query() {
     let query = expect_query(&mut pair).id;
     pair.sides[SERVER].reject_query(pair.now, query, SidrStatus::NoQueuePair, b"sorry").unwrap();
     let second = pair.sides[SERVER].reject_query(pair.now, query, SidrStatus::NoQueuePair, &[]);
-    assert_eq!(second, Err(CallError::Unknown), "once");
+    assert_eq!(second, Err(CallError::Unknown), "the query is already rejected");
     pair.run();
     let Some(Event::QueryRejected { id: rejected_id, status, private_data }) = pair.event(CLIENT) else {
         panic!()

@@ -110,7 +110,7 @@ fn unsolicited_credit_releases_messages() {
     for id in 0..4 {
         pair.a.post(id, SendOperation::Send, 0, 8);
     }
-    // The first message uses the only receive. The second is sent as a probe, and waits.
+    // The first message uses the only receive. The second is sent as a probe, and gets an RNR NAK.
     pair.run();
     assert_eq!(pair.b.statuses().len(), 1);
     pair.a.wait();
@@ -124,7 +124,7 @@ fn unsolicited_credit_releases_messages() {
 }
 
 #[test]
-fn probe_without_a_receive_gets_an_rnr_nak() {
+fn probe_is_retransmitted_after_an_rnr_nak() {
     let mut end = solo_with(&options());
     end.post(1, SendOperation::Send, 0, 8);
     end.transmits();

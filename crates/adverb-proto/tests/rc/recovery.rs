@@ -83,7 +83,7 @@ fn loss_of_any_two_packets_is_recovered_from() {
 }
 
 #[test]
-fn loss_of_the_first_20_responses_is_recovered_from() {
+fn loss_of_the_first_19_responses_is_recovered_from() {
     let mut pair = mixed_requests();
     let mut dropped = 0;
     pair.run_until_idle_where(|from_a, _| {

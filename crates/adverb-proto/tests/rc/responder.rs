@@ -220,7 +220,7 @@ fn duplicate_read_with_another_key_is_dropped() {
 }
 
 #[test]
-fn duplicate_read_beyond_the_original_is_dropped() {
+fn duplicate_read_of_another_range_is_dropped() {
     let mut end = solo();
     let read = Rc::ReadRequest(reth(&end, 4096, 2048));
     end.exchange(0, read, &[]);
@@ -451,7 +451,8 @@ fn read_or_atomic_within_a_message_is_an_invalid_request() {
 
 #[test]
 fn write_must_have_as_many_bytes_as_its_length() {
-    // ONLY has too few or too many bytes, FIRST has all bytes, LAST has too few or too many.
+    // ONLY has too few or too many bytes, FIRST has all bytes, LAST has too few or too many, and MIDDLE has all that
+    // remain.
     let mut end = solo();
     let request = write_only(&end, 0, 8);
     assert_rejected(&mut end, 0, request, &[1; 7], NakCode::InvalidRequest);

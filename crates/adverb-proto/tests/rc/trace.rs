@@ -164,7 +164,7 @@ fn events_print_as_lines() {
 }
 
 #[test]
-fn naks_generate_events_at_both_ends() {
+fn sent_and_received_naks_generate_events() {
     let mut end = solo();
     end.receive(5, Rc::Send(Send::Only(None)), &[]);
     end.transmits();

@@ -36,7 +36,8 @@ fn operation(random: &mut Random, keys: &[u32]) -> Operation {
     }
 }
 
-/// Delivers `packets` packets with sequence numbers near and far from the expected one, and payloads of any length.
+/// Delivers `packets` packets with sequence numbers near and far from the expected one, and payloads of various
+/// lengths. Keeps receives posted, and discards packets to send, completions and events.
 fn attack(end: &mut End, seed: u64, packets: u64, keys: &[u32]) {
     let mut random = Random(seed | 1);
     let payload = pattern(5000, 9);
