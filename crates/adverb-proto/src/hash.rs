@@ -17,8 +17,8 @@ impl BuildHasher for BuildNumberHasher {
     }
 }
 
-/// Fibonacci hashing: one multiplication distributes a number over all bits, because the table uses the highest and the
-/// lowest ones.
+/// Fibonacci hashing: a multiplication distributes a number over the high bits, and a shift mixes these into the low
+/// bits, because the table uses the highest and the lowest ones.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NumberHasher(u64);
 

@@ -29,8 +29,8 @@ macro_rules! statistics {
 statistics! {
     /// Packets that the device returned for sending.
     packets_sent: "sent_pkts",
-    /// Received packets that passed the checks of queue pair, addresses, partition, ICRC and transport. Congestion
-    /// notification packets (CNPs) are counted separately.
+    /// Received packets that passed the checks of queue pair, addresses, partition, ICRC and transport. A multicast
+    /// packet counts once for each member of the group. Congestion notification packets (CNPs) are counted separately.
     packets_received: "rcvd_pkts",
     /// Payload bytes of sent packets.
     bytes_sent: "sent_bytes",

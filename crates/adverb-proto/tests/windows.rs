@@ -247,7 +247,7 @@ fn peer_invalidates_only_windows_of_its_own_connection() {
     assert_eq!(
         end.exchange(0, write(key, ADDR + WINDOW_START, 4), b"good"),
         [(ack(1), 0)],
-        "it is still bound"
+        "the window is still bound"
     );
 }
 
@@ -375,12 +375,12 @@ fn range_of_a_window_lies_within_its_region() {
 
 #[test]
 fn window_region_and_queue_pair_must_be_of_one_domain() {
-    let (mut end, region) = bindable();
+    let (mut end, _) = bindable();
     let domain = end.device.create_domain();
     let foreign = end.register_with(domain, BINDABLE, RemoteInvalidate::Denied);
     let key = next(window(&mut end));
     assert_eq!(try_bind(&mut end, binding(key, foreign, READ_WRITE)), Status::WindowBind);
-    let (mut end, _) = bindable();
+    let (mut end, region) = bindable();
     let domain = end.device.create_domain();
     let random = end.rng();
     let key = next(end.device.create_window(domain, random).unwrap());

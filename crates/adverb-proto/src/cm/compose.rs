@@ -117,7 +117,8 @@ pub(super) fn rtu(connection: &Connection) -> Mad {
     Mad { transaction_id: connection.transaction_id, message: Message::Rtu(rtu) }
 }
 
-/// Builds a REJ of the message that the peer sent last (`cm_format_rej` in `cm.c`).
+/// Builds a REJ (`cm_format_rej` in `cm.c`). It names the rejected message if that is a REQ or a REP, according to the
+/// state.
 pub(super) fn rej(
     connection: &Connection,
     reason: RejectReason,

@@ -1,11 +1,11 @@
-//! Shares of the half-open slots, so that one source can't occupy all of them.
+//! Shares of the slots for half-open connections and for queries of peers, so that one source can't occupy all of them.
 
 use core::net::{IpAddr, Ipv6Addr};
 use std::collections::BTreeMap;
 
 use crate::types::Gid;
 
-/// The occupied half-open slots, by source. Only sources that occupy a slot have an entry.
+/// The occupied slots, by source. Only sources that occupy a slot have an entry.
 #[derive(Debug, Default)]
 pub(super) struct Sources {
     counts: BTreeMap<IpAddr, usize>,

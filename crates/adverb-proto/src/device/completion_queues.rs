@@ -22,7 +22,7 @@ impl<S: EventSink> Device<S> {
     ///   received.
     /// - A send request of an unreliable connection or a UD queue pair has the time at which its last packet was sent
     ///   ([`packet_sent`](Device::packet_sent)).
-    /// - Other requests, such as flushed ones, have the time of the call that completed them.
+    /// - Other requests, such as flushed ones, have the time of the received packet or of the call that completed them.
     pub fn create_timed_cq(&mut self, capacity: u32) -> Cq {
         self.timed_cq_count += 1;
         Cq(self.free_cqs.occupy(&mut self.cqs, CompletionQueue::with_timestamps(capacity)))

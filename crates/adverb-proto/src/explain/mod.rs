@@ -2,7 +2,7 @@
 //! error numbers, opcodes, and reasons of the connection manager.
 //!
 //! The hints of errors, such as [`Status::hint`], are fields of these explanations. The command `adverb explain` prints
-//! them.
+//! explanations.
 //!
 //! ```
 //! use adverb_proto::explain::{self, Kind};

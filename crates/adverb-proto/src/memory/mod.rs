@@ -1,4 +1,4 @@
-//! Registered memory: regions, their keys, and access to their bytes.
+//! Registered memory: regions and windows, their keys, and access to their bytes.
 //!
 //! A region is a range of addresses with access rights and a random key. The engine does not hold the region's bytes: a
 //! [`StorageId`] identifies the storage in which the caller keeps them. The engine writes a peer's data through the
@@ -19,7 +19,7 @@ pub use windows::WindowError;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct StorageId(pub u64);
 
-/// A range of registered memory that was checked against the access rights of its region.
+/// A range of registered memory that was checked against the access rights of its region or window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
     /// The identifier of the storage that holds the bytes.
@@ -33,7 +33,8 @@ pub struct Span {
 /// The engine's access to the bytes of registered memory.
 ///
 /// The engine has checked each span: the span lies within a region that was registered with this storage, and the
-/// region grants the access. An implementation may still fail, for example if a page can't be faulted in.
+/// region or a window on it grants the access. An implementation may still fail, for example if a page can't be faulted
+/// in.
 pub trait Memory {
     /// Writes `bytes` to `span`, which has the same length.
     ///
@@ -64,21 +65,21 @@ pub trait Memory {
     ///
     /// # Errors
     ///
-    /// Returns [`Fault`] if the word can't be accessed, or is not aligned in the storage.
+    /// Returns [`Fault`] if atomic access to the word fails, for example because it is not aligned in the storage.
     fn compare_swap(&mut self, word: Span, compare: u64, swap: u64) -> Result<u64, Fault>;
 
     /// Adds `add` to a native-endian 64-bit word, wrapping around, and returns its previous value.
     ///
     /// # Errors
     ///
-    /// Returns [`Fault`] if the word can't be accessed, or is not aligned in the storage.
+    /// Returns [`Fault`] if atomic access to the word fails, for example because it is not aligned in the storage.
     fn fetch_add(&mut self, word: Span, add: u64) -> Result<u64, Fault>;
 
     /// Writes eight bytes atomically: a concurrent reader reads either all old or all new bytes.
     ///
     /// # Errors
     ///
-    /// Returns [`Fault`] if the word can't be accessed, or is not aligned in the storage.
+    /// Returns [`Fault`] if atomic access to the word fails, for example because it is not aligned in the storage.
     fn write_word(&mut self, word: Span, bytes: [u8; 8]) -> Result<(), Fault>;
 
     /// Flushes earlier writes to `span` to global visibility, or to persistence if `persistent` is set.

@@ -355,7 +355,7 @@ fn key_is_looked_up_for_each_packet() {
 }
 
 #[test]
-fn receive_into_wrong_memory_fails_the_queue_pair() {
+fn receive_with_a_wrong_key_fails_the_queue_pair() {
     let mut end = solo();
     let mut segment = end.segment(0, 64);
     segment.lkey ^= 1;
