@@ -46,7 +46,8 @@ impl<S: EventSink> Device<S> {
     }
 
     /// Arms a shared receive queue: the queue generates one [`QueueEvent::SrqLimit`](crate::QueueEvent::SrqLimit) when
-    /// it holds fewer than `limit` requests after a message has consumed one. A limit of 0 disarms the queue.
+    /// it holds fewer than `limit` requests after a queue pair has taken one for a message. A limit of 0 disarms the
+    /// queue.
     ///
     /// # Errors
     ///

@@ -45,15 +45,16 @@ pub struct QpConfig {
     /// count too, so a READ can exceed this number.
     pub window: u32,
     /// The maximum number of bytes of outstanding READ responses. Each packet counts 512 bytes more than its payload.
-    /// The requester splits a longer READ into parts, so that the responses fit in the receiving socket's buffer.
+    /// The requester splits a READ that is longer than half of this window into parts, so that the responses fit in the
+    /// receiving socket's buffer.
     pub read_window: u32,
     /// The maximum number of short requests that are coalesced; 0 disables coalescing.
     ///
     /// While the number of unacknowledged requests is at least half of this limit, the queue pair holds back short
     /// requests. It sends them together when their number reaches the number of unacknowledged requests or this limit,
-    /// or when the acknowledgement arrives. A short request is a SEND or WRITE of less than one packet that isn't
-    /// solicited. A request is held back only if it, the request before it and the last queued one are short, and an
-    /// acknowledgement timeout is set.
+    /// or when acknowledgements have reduced the unacknowledged requests to less than half of this limit. A short
+    /// request is a SEND or WRITE of less than one packet that isn't solicited. A request is held back only if it, the
+    /// request before it and the last queued one are short, and an acknowledgement timeout is set.
     pub coalesce_limit: u32,
     /// The congestion control.
     pub congestion: Congestion,
@@ -127,7 +128,7 @@ pub enum Transition {
 /// The attributes of [`Transition::Init`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Init {
-    /// The peer's access rights through this queue pair. The memory regions must also grant these rights.
+    /// The peer's access rights through this queue pair. The memory region or window must also grant these rights.
     pub access: Access,
     /// The partition key.
     pub pkey: u16,

@@ -124,7 +124,7 @@ pub(crate) struct QueuePair {
     responder: Responder,
     /// The multicast groups that the queue pair is attached to.
     pub(crate) groups: Vec<Gid>,
-    /// Whether the queue pair is in the device's queue of those that may have packets to send.
+    /// Whether the queue pair is in the device's list of queue pairs that may have packets to send.
     pub(crate) queued: bool,
     /// Whether the next packet should be a request rather than a response, so that both make progress.
     requests_first: bool,

@@ -68,7 +68,7 @@ fn loss_of_any_one_packet_is_recovered_from() {
 }
 
 #[test]
-fn loss_of_any_two_packets_is_recovered_from() {
+fn loss_of_two_packets_is_recovered_from() {
     for first in 0..24 {
         for second in first + 1..28 {
             let mut pair = mixed_requests();
