@@ -79,8 +79,8 @@ impl Transmit<'_> {
     /// Appends the whole packet to `out`: headers, payload, padding and ICRC, as the payload of a UDP datagram. The
     /// method copies the payload; a link with scatter/gather I/O can avoid the copy.
     ///
-    /// `ip_id` is the identification (IP ID) of the IPv4 header. Linux sends 0 from a UDP socket that isn't connected and
-    /// never fragments.
+    /// `ip_id` is the identification (IP ID) of the IPv4 header. Linux sends 0 from a UDP socket that isn't connected
+    /// and never fragments.
     ///
     /// # Errors
     ///

@@ -20,8 +20,8 @@ pub(super) struct Responder {
     pub(super) msn: Psn,
     /// The message that is partially received.
     pub(super) current: CurrentMessage,
-    /// Whether all packets of an unreliable connection are dropped until a message starts, because a packet is missing or
-    /// the current message was invalid or had no receive.
+    /// Whether all packets of an unreliable connection are dropped until a message starts, because a packet is missing
+    /// or the current message was invalid or had no receive.
     pub(super) awaiting_start: bool,
     /// Whether a NAK was sent for the expected packet. Only one is sent until that packet arrives (vol. 1, 9.7.5).
     nak_sent: bool,
