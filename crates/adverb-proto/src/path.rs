@@ -8,7 +8,8 @@ use crate::Timestamp;
 use crate::mutation::mutant;
 use crate::types::Gid;
 
-/// The source and destination addresses of the packets of a connection or a datagram.
+/// The source and destination addresses of the packets of a connection or a datagram, and other fields of their IP
+/// header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Path {
     source: SocketAddr,

@@ -1,5 +1,5 @@
 //! Explanations of the codes and names that RDMA programs report: completion statuses, syndromes, asynchronous events,
-//! error numbers, opcodes, and reasons of the connection manager.
+//! error numbers, opcodes, and the reject reasons and SIDR statuses of the connection manager.
 //!
 //! The hints of errors, such as [`Status::hint`], are fields of these explanations. The command `adverb explain` prints
 //! explanations.

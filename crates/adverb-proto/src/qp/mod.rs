@@ -143,7 +143,7 @@ pub(crate) struct QueuePair {
 
 impl QueuePair {
     pub(crate) fn new(qpn: Qpn, mut config: QpConfig, recv_pd: Pd) -> QueuePair {
-        // Segments are counted in 16 bits, which is more than any application posts.
+        // Segments are counted in 16 bits. No application needs more segments per request.
         config.max_send_sge = config.max_send_sge.min(u32::from(u16::MAX));
         config.max_recv_sge = config.max_recv_sge.min(u32::from(u16::MAX));
         QueuePair {

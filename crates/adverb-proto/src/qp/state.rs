@@ -143,8 +143,8 @@ impl QueuePair {
         }
     }
 
-    /// Moves the send queue to the error state, because a request of an unreliable transport couldn't be sent. Later
-    /// requests are flushed, and receiving continues (vol. 1, 10.3.1).
+    /// Moves the send queue to the error state, because a request of an unreliable transport couldn't be sent or
+    /// executed. Later requests are flushed, and receiving continues (vol. 1, 10.3.1).
     pub(super) fn enter_send_queue_error<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         self.change(cx, QpState::SendQueueError);
         self.requester.stop();
