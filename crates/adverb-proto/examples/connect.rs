@@ -2,7 +2,7 @@
 //! resolves its datagram queue pairs, without an RDMA device, a kernel module or privileges. The program has no queue
 //! pair, only a number for one, so it sends nothing over a connection.
 //!
-//! Run one command on the machine with the device, and the other here:
+//! Run the left command on a machine with an RDMA device, and the right one here:
 //!
 //! ```text
 //! $ ucmatose -C 0                        $ connect 192.0.2.1 connect 192.0.2.2
@@ -94,7 +94,8 @@ impl CmEndpoint {
         Time::ZERO + self.start.elapsed()
     }
 
-    /// Sends pending messages and handles received ones. Returns whether the program is done.
+    /// Handles timers and events, sends pending messages, and handles one received message, if one arrives before the
+    /// next timer. Returns whether the program is done.
     fn step(&mut self) -> Result<bool, Box<dyn Error>> {
         self.manager.handle_timeout(self.now());
         while let Some(event) = self.manager.poll_event() {

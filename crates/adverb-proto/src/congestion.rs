@@ -30,7 +30,8 @@ pub struct Dcqcn {
     pub line_rate: u64,
     /// The minimum rate.
     pub min_rate: u64,
-    /// The increase of the target rate per step of additive increase.
+    /// The increase of the target rate per step of additive increase. If this value is less than 1/4096 of `line_rate`,
+    /// the increase is 1/4096 of `line_rate`.
     pub additive_increase: u64,
     /// The increase of the target rate in the first step of hyper increase. In step *n* the target rate increases by
     /// *n* times this value.
@@ -83,7 +84,7 @@ const REDUCTION_INTERVAL: Duration = Duration::from_micros(4);
 /// The value 1 of [`Pacer::alpha`], a fixed-point number.
 const ONE: u64 = 1 << 16;
 
-/// The time for which sending may exceed the rate after a pause that was too long, because timers aren't exact.
+/// The maximum unused sending time that later packets may use. Timers aren't exact, so a pause may be too long.
 const SLACK: Duration = Duration::from_micros(10);
 
 /// The number of bytes that a packet occupies on a link besides its payload: headers, checksums, gaps.
@@ -112,7 +113,8 @@ pub(crate) struct Pacer {
 
 impl Pacer {
     pub(crate) fn new(now: Time, mut params: Dcqcn) -> Pacer {
-        // Invalid parameters are corrected: rates must be positive, and steps must end.
+        // Values that are too small are raised: rates must be positive, and the recovery must end. With a larger shift,
+        // the gain would be 0.
         params.min_rate = params.min_rate.max(1000);
         params.line_rate = params.line_rate.max(params.min_rate);
         params.additive_increase = params.additive_increase.max(params.line_rate >> 12);

@@ -228,8 +228,8 @@ impl<S: EventSink> Device<S> {
 
     /// Registers memory and returns its key, which is both the local and the remote key.
     ///
-    /// Only the key protects memory from peers, so `random` must be unpredictable. Outside simulations, `random` must
-    /// be a cryptographically secure generator.
+    /// A peer that guesses the key can access the memory with the rights that the region grants, so `random` must be
+    /// unpredictable. Outside simulations, `random` must be a cryptographically secure generator.
     ///
     /// # Errors
     ///
@@ -336,8 +336,7 @@ impl<S: EventSink> Device<S> {
     /// Destroys a queue pair in any state. Returns `false` if it does not exist.
     ///
     /// The queue pair's requests are discarded without completions; completions that are already queued stay. A request
-    /// that the queue pair has taken from a shared receive queue, for a message that is not complete, returns to the
-    /// front of that queue.
+    /// that the queue pair has taken from a shared receive queue and not completed returns to the front of that queue.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> bool {
         let Some(slot) = self.slot(qpn) else { return false };
         let Some(mut qp) = self.qps[slot as usize].take() else { return false };
@@ -447,8 +446,9 @@ impl<S: EventSink> Device<S> {
         Ok(())
     }
 
-    /// Handles a received packet. A packet with arbitrary content can at worst move a queue pair to the error state and
-    /// access memory whose key it contains.
+    /// Handles a received packet. A packet with arbitrary content affects only the queue pairs that it is addressed to.
+    /// At worst, it delivers a forged message, completes outstanding requests, moves a queue pair to the error state,
+    /// or accesses memory whose key it contains.
     ///
     /// Parsing has checked the length and the opcode. The device checks queue pair, addresses, partition and ICRC, in
     /// this order, and the queue pair checks the other fields.
@@ -516,7 +516,7 @@ impl<S: EventSink> Device<S> {
         self.deliver(now, slot, rx_meta, received, memory);
     }
 
-    /// Delivers a packet that passed all checks of the device to a queue pair.
+    /// Delivers a packet that passed the other checks of the device to a queue pair of the packet's transport.
     #[inline]
     fn deliver(
         &mut self,

@@ -4,8 +4,8 @@
 //! A [`Device`] is the engine of an RDMA adapter, without links: it takes work requests and received packets, and
 //! returns packets to send and completions. It performs no I/O, has no clock and no thread, and contains no `unsafe`
 //! code. Time and randomness are arguments. The engine reads and writes registered memory through the caller's
-//! [`memory::Memory`]. A packet to send consists of its headers and the location of its payload, so the engine copies
-//! no payload except inline bytes.
+//! [`memory::Memory`]. A packet to send consists of its headers and the location of its payload, so the engine does not
+//! copy the payload of packets to send, except inline bytes and the word of an ATOMIC WRITE.
 //!
 //! - [`types`]: plain data that applications and devices share, such as requests, completions and attributes.
 //! - [`memory`]: memory regions, windows and their access checks.
@@ -14,9 +14,10 @@
 //! - [`trace`]: the steps of a device as events, for an [`EventSink`] such as a recorder or a test.
 //!
 //! The transports are reliable connection (RC), unreliable connection (UC) and unreliable datagram (UD). Section
-//! numbers in comments refer to the InfiniBand Architecture Specification, volume 1, and its annexes A17 (RoCEv2) and
-//! A19 (memory placement), and have at most three levels. A file name beside a section number refers to Linux's
-//! implementation of the same rule in `drivers/infiniband/sw/rxe`.
+//! numbers in comments refer to the InfiniBand Architecture Specification, volume 1, and its annexes A11 (IP addresses
+//! in messages of the connection manager), A17 (RoCEv2) and A19 (memory placement), and have at most three levels. A
+//! file name beside a section number refers to Linux's implementation of the same rule: in `drivers/infiniband/sw/rxe`,
+//! or for `cm.c` and `cma.c` in `drivers/infiniband/core`.
 
 #![forbid(unsafe_code)]
 

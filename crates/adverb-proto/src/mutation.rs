@@ -71,11 +71,11 @@ mutations! {
     DuplicateSendConsumesReceive,
     /// A range may exceed its region by one byte.
     BoundsOffByOne,
-    /// The protection domain of a key isn't checked.
+    /// The protection domain of a region isn't checked.
     SkipDomainCheck,
-    /// The access rights of a region aren't checked.
+    /// The access rights of a region or window aren't checked.
     SkipRightsCheck,
-    /// The responder checks access rights only for the first packet of a WRITE.
+    /// The packets of a WRITE after the first one may still write to a region that was deregistered.
     NoAccessRecheck,
     /// A SEND with invalidate leaves the key valid.
     SkipInvalidate,
@@ -83,7 +83,7 @@ mutations! {
     CheckKeyOfZeroLength,
     /// The ICRC isn't checked.
     IgnoreIcrc,
-    /// The retransmission timer is never started.
+    /// Sending a packet doesn't start the acknowledgement timer.
     NeverStartRetransmitTimer,
     /// The acknowledgement timer isn't restarted after an acknowledgement or a retransmission.
     TimerNotRearmed,
@@ -91,7 +91,7 @@ mutations! {
     IgnoreFence,
     /// The requester exceeds the peer's limit of outstanding READs and atomics.
     IgnoreReadLimit,
-    /// The message sequence number (MSN) in acknowledgements counts each READ, atomic and FLUSH twice.
+    /// The message sequence number (MSN) in acknowledgements counts each READ, atomic, FLUSH and ATOMIC WRITE twice.
     WrongMsn,
     /// Congestion notification packets (CNPs) are counted, but don't reduce the rate.
     IgnoreCnp,
@@ -128,7 +128,7 @@ mutations! {
     RnrNakIsAck,
     /// The payload of a WRITE's last packet is written one byte after its proper address.
     LastPacketMisplaced,
-    /// A receive completes before the last packet's bytes are in its buffer.
+    /// A receive completes although the last packet's bytes were not written to its buffer.
     CompleteBeforeData,
     /// A destroyed queue pair stays in the index of queue pair numbers.
     DestroyLeaksQpn,
@@ -162,7 +162,7 @@ mutations! {
     SrqWrongRequestId,
     /// Windows stay bound when their queue pair is destroyed or reset.
     WindowOutlivesQueuePair,
-    /// A destroyed queue pair does not return the shared receive request that it was using to the queue.
+    /// A destroyed or reset queue pair does not return the request that it took from its shared receive queue.
     SrqRequestLost,
     /// The connection manager treats a duplicate REQ as a new one.
     CmDuplicateRequestIsNew,

@@ -25,7 +25,7 @@ pub struct SrqConfig {
     /// The protection domain of the memory regions that the queue's requests use. Queue pairs of any domain may use the
     /// queue.
     pub pd: Pd,
-    /// The maximum number of outstanding requests.
+    /// The maximum number of queued requests. Requests that queue pairs have taken for a message are not counted.
     pub max_wr: u32,
     /// The maximum number of segments of a request.
     pub max_sge: u32,

@@ -18,8 +18,8 @@ pub enum State {
     ReqSent,
     /// The peer accepted the connection. The application must establish or reject it.
     RepReceived,
-    /// The peer sent a REQ. The application must accept or reject the connection; a peer-to-peer connection, which it
-    /// requested too, it must establish or reject.
+    /// The peer sent a REQ. The application must accept or reject the connection. If the application requested the same
+    /// peer-to-peer connection, it must establish or reject the connection instead.
     ReqReceived,
     /// This side accepted the connection with a REP and waits for the RTU.
     RepSent,
@@ -67,7 +67,8 @@ pub struct QpAttributes {
 pub(super) struct Connection {
     /// The state. Only the table changes it, because the table counts connections by state.
     pub(super) state: State,
-    /// Whether this side sent the REQ.
+    /// Whether this side is the active one, which receives the REP. In a peer-to-peer connection both sides may send a
+    /// REQ, but only one side is active.
     pub(super) active: bool,
     /// Whether both sides may send a REQ.
     pub(super) peer_to_peer: bool,
@@ -97,7 +98,7 @@ pub(super) struct Connection {
     pub(super) retransmission: Option<Retransmission<Box<Mad>>>,
     /// The end of the current wait.
     pub(super) deadline: Option<Time>,
-    /// The response to further messages from the peer in timewait.
+    /// The response to further REQs, REPs and RTUs from the peer in timewait.
     pub(super) timewait_response: Option<Box<Mad>>,
     /// The time of the last probe, a DREQ that tests whether the peer still has this connection.
     pub(super) last_probe: Option<Time>,

@@ -54,11 +54,12 @@ pub struct Datagram {
 pub struct Statistics {
     /// Valid messages received.
     pub received: u64,
-    /// Received datagrams that are not valid messages.
+    /// Received datagrams that are not valid messages, or whose addresses are of different families.
     pub malformed: u64,
     /// Received messages that are duplicates.
     pub duplicates: u64,
-    /// Received messages that match no connection or query.
+    /// Received messages, except REQs, MRAs and SIDR queries, that match no connection or query, or are invalid for the
+    /// one that they match.
     pub unmatched: u64,
     /// Probes of established connections. A probe is sent because a message named the peer's queue pair for another
     /// connection.
@@ -157,8 +158,8 @@ impl Manager {
         Ok(ListenerId(id))
     }
 
-    /// Stops listening. Connection requests whose events were not polled yet are rejected, and SIDR queries are
-    /// dropped without a response. Requests whose events were polled are not affected.
+    /// Stops listening. Connection requests whose events were not polled yet are rejected, and such SIDR queries get no
+    /// response. Requests and queries whose events were polled are not affected.
     ///
     /// # Errors
     ///
@@ -271,8 +272,9 @@ impl Manager {
     ///
     /// After an error, the request is still pending. Returns:
     ///
-    /// - [`CallError::Unknown`] if the request does not exist, or has ended.
-    /// - [`CallError::WrongState`] if the request was accepted or rejected already, or the connection is peer-to-peer.
+    /// - [`CallError::Unknown`] if the request does not exist, or its timewait is over.
+    /// - [`CallError::WrongState`] if the request was accepted or rejected already, or has ended, or if the connection
+    ///   is peer-to-peer.
     /// - [`CallError::UnsupportedTransport`] if the request is for another transport.
     /// - [`CallError::QpInUse`] if the queue pair has a connection, or is in timewait.
     /// - [`CallError::OutOfRange`] if the queue pair number or the RNR retry count is out of range.
@@ -316,7 +318,7 @@ impl Manager {
     /// # Errors
     ///
     /// Returns [`CallError::Unknown`] if the connection does not exist, and [`CallError::WrongState`] if the peer has
-    /// not accepted it.
+    /// not accepted it, or if it was established already or has ended.
     pub fn establish(&mut self, now: Time, id: ConnectionId) -> Result<(), CallError> {
         let connection = self.table.get(id.0).ok_or(CallError::Unknown)?;
         match (connection.state, connection.local_qp) {
@@ -391,8 +393,8 @@ impl Manager {
     }
 
     /// Ends a connection in any state and notifies the peer, for an application that drops its handle. The manager then
-    /// reports no outcome, except that an established connection is [disconnected](Manager::disconnect) by the
-    /// deadline.
+    /// reports no outcome, with one exception: an established connection is [disconnected](Manager::disconnect) by the
+    /// deadline, and the manager reports [`Event::Disconnected`], as for a connection that it is already disconnecting.
     ///
     /// # Errors
     ///
@@ -555,8 +557,8 @@ impl Manager {
         self.out.events.push_back(Event::Established(ConnectionId(id)));
     }
 
-    /// Moves a connection to timewait and sends `timewait_response`, which is also the response to further messages
-    /// from the peer.
+    /// Moves a connection to timewait and sends `timewait_response`, which is also the response to further REQs, REPs
+    /// and RTUs from the peer.
     pub(super) fn end(&mut self, now: Time, id: u32, timewait_response: Option<Mad>) {
         if let Some(connection) = self.enter_timewait(now, id, timewait_response)
             && let Some(timewait_response) = timewait_response
@@ -566,9 +568,9 @@ impl Manager {
         }
     }
 
-    /// Ends a connection that was not established by its deadline, or that the application aborts, with a REJ. After a
-    /// REP the peer's address may be spoofed: while many connections are half open, the REJ is sent only if the peer
-    /// sends another message.
+    /// Ends a connection that was not established by its deadline, or that the application aborts, with a REJ. The
+    /// address of a peer that has sent only a REQ may be spoofed: while many connections are half open, the REJ is sent
+    /// only if the peer sends another message.
     fn end_at_deadline(&mut self, now: Time, id: u32) {
         let Some(connection) = self.table.get(id) else { return };
         let rej = compose::rej_timeout(&self.config, connection);
@@ -585,7 +587,7 @@ impl Manager {
             && self.table.half_open().is_crowded(connection.addrs.remote, self.config.max_half_open)
     }
 
-    /// Moves a connection to timewait. `timewait_response` is the response to further messages from the peer.
+    /// Moves a connection to timewait. `timewait_response` is the response to further REQs, REPs and RTUs of the peer.
     fn enter_timewait(&mut self, now: Time, id: u32, timewait_response: Option<Mad>) -> Option<&Connection> {
         let timewait = if mutant!(CmNoTimewait) { core::time::Duration::ZERO } else { self.config.timewait };
         let connection = self.table.change_state(id, State::TimeWait, Some(now + timewait))?;

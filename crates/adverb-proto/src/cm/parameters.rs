@@ -63,8 +63,8 @@ pub struct Config {
     /// The duration of timewait, in which the queue pair number and the communication ID of an ended connection are not
     /// reused. The duration should exceed the maximum lifetime of a packet.
     pub timewait: Duration,
-    /// The time that the application has to accept or reject a request. After this time, the manager rejects the
-    /// request.
+    /// The time that the application has to accept or reject a request or a peer's SIDR query. After this time, the
+    /// manager rejects the request, or drops the query without a response.
     pub request_timeout: Duration,
     /// The maximum number of connections, including those in timewait. The same limit applies to SIDR queries. The
     /// manager also drops requests while this number of events has not been polled.
@@ -157,6 +157,7 @@ pub struct LocalQp {
     /// The number of retries of the peer's queue pair after an RNR NAK, 0 to 7; 7 means unlimited.
     pub rnr_retry: u8,
     /// The acknowledgement timeout. The connector's value applies to both queue pairs: a REQ carries it, a REP doesn't.
+    /// If the REP names a longer delay of acknowledgements, the connector's queue pair uses that delay.
     pub ack_timeout: Timeout,
     /// The RNR backoff that this side's queue pair demands when no receive is posted. RNR NAKs carry this value, CM
     /// messages don't.

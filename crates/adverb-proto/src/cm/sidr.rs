@@ -172,19 +172,19 @@ impl Manager {
             }
             return;
         }
-        let mut reject_request = |status| {
+        let mut reject = |status| {
             let message = Message::SidrRep(response_without_qp(request_id, service, status));
             self.out.send(addrs, Mad { transaction_id, message });
         };
         let found = self.table.listener(service, addrs.local);
         let Some((listener, found)) = found.filter(|(_, found)| found.listen.transport == Transport::Ud)
         else {
-            return reject_request(SidrStatus::ServiceIdNotSupported);
+            return reject(SidrStatus::ServiceIdNotSupported);
         };
         let (source, data) = match (has_ip_header(service), request.cma_header()) {
             (false, _) => (None, &request.private_data.as_bytes()[..]),
             (true, Ok((header, data))) if addrs.are_named_by(&header) => (Some(addrs.source(&header)), data),
-            _ => return reject_request(SidrStatus::Rejected),
+            _ => return reject(SidrStatus::Rejected),
         };
         let id = ListenerId(listener);
         if self.queries.waiting.get(&id).is_some_and(|waiting| *waiting >= found.listen.backlog)

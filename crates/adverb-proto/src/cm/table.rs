@@ -217,7 +217,7 @@ impl Table {
         true
     }
 
-    /// Returns the listener for a service at a local address: the one with the most specific bind.
+    /// Returns the listener for a service at a local address: the one with the most specific bind address.
     pub(super) fn listener(&self, service: ServiceId, address: IpAddr) -> Option<(u32, &Listener)> {
         let binds = [
             Some(BindAddr::Address(address)),

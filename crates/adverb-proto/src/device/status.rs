@@ -51,7 +51,7 @@ pub struct QpStatus {
     pub remote_qpn: Qpn,
     /// The PSN of the next new request packet.
     pub next_psn: Psn,
-    /// The PSN of the next packet expected from the peer.
+    /// The PSN of the next request packet expected from the peer.
     pub expected_psn: Psn,
     /// The number of outstanding send requests.
     pub send_queue_len: usize,

@@ -10,7 +10,7 @@ use super::{Explanation, Kind, all};
 pub struct SearchResult {
     /// The explanation.
     pub explanation: &'static Explanation,
-    /// The number in the term, unless the term is a name.
+    /// The code that the number in the term stands for, or `None` if the term is a name.
     pub code: Option<u32>,
     /// The parameter that a syndrome's value contains: credits or the RNR backoff.
     pub note: Option<String>,
@@ -24,7 +24,7 @@ pub struct SearchResult {
 /// - a text that a tool prints: `transport retry counter exceeded`, `Cannot allocate memory`;
 /// - a number, decimal or hexadecimal: `12`, `0x11`. A negative number is an error number of the kernel;
 /// - a [word](Kind::search_prefix) for the kind, and one of the above: `status 12`, `opcode 0x11`, `NAK remote access error`,
-///   `errno=12`. After `NAK`, `RNR` and `ACK`, a number below 32 is the low five bits of the syndrome.
+///   `errno=12`. After `NAK`, `RNR`, `min_rnr_timer` and `ACK`, a number below 32 is the low five bits of the syndrome.
 ///
 /// The result is empty if the term is unknown, and contains several explanations if it is ambiguous.
 pub fn find(term: &str) -> Vec<SearchResult> {
@@ -99,7 +99,7 @@ impl Selector {
             let word = word.to_ascii_lowercase();
             match (Selector::of_word(&word), selector) {
                 (Some(first), None) => selector = Some(first),
-                // The second word of "completion status" and "RNR NAK timer".
+                // "status" in "completion status", or "NAK" and "timer" in "RNR NAK timer".
                 (_, Some(_)) if FILLERS.contains(&word.as_str()) => (),
                 _ => break,
             }
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_has_a_meaning_of_each_kind() {
+    fn a_number_is_found_in_every_kind_that_has_it() {
         let kinds = |term| find(term).iter().map(|found| found.explanation.kind).collect::<Vec<_>>();
         use Kind::*;
         assert_eq!(kinds("12"), [CompletionStatus, AsyncEvent, Errno, Syndrome, Opcode, RejectReason]);

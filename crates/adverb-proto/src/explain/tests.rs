@@ -1,4 +1,4 @@
-//! Every code that the crates know has an explanation, and the explanations agree with the crates.
+//! Every code that adverb-wire and this crate define has an explanation, and the explanations agree with the code.
 
 use adverb_wire::cm::{RejectReason, SidrStatus};
 use adverb_wire::{NakCode, Opcode, Qpn, RnrTimer, Syndrome};
@@ -223,7 +223,7 @@ fn every_explanation_is_found_by_each_name_and_code() {
 }
 
 #[test]
-fn names_are_unique() {
+fn names_are_unique_and_no_alias_is_listed_twice() {
     let mut names = std::collections::HashSet::new();
     for explanation in all() {
         assert!(names.insert(explanation.name), "{}", explanation.name);

@@ -234,7 +234,7 @@ impl Keys {
         Ok(StorageRange { storage, start: 0, length })
     }
 
-    /// Invalidates a key for its owner (vol. 1, 10.6.5: local invalidate).
+    /// Invalidates a key at the request of its owner (vol. 1, 10.6.5: local invalidate).
     pub(crate) fn invalidate_local(&mut self, pd: Pd, qpn: Qpn, key: u32) -> Result<(), Denied> {
         if !self.has_region(key) {
             return self.invalidate_window(pd, qpn, key);
@@ -247,7 +247,7 @@ impl Keys {
         Ok(())
     }
 
-    /// Invalidates a key for a peer (vol. 1, 9.4.1: SEND with invalidate).
+    /// Invalidates a key at the request of a peer (vol. 1, 9.4.1: SEND with invalidate).
     pub(crate) fn invalidate_remote(&mut self, pd: Pd, qpn: Qpn, key: u32) -> Result<(), Denied> {
         if !self.has_region(key) {
             return self.invalidate_window(pd, qpn, key);
@@ -316,13 +316,13 @@ pub(crate) struct Part {
 /// The reason why an access is denied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Denied {
-    /// The key does not exist, or was invalidated.
+    /// The key does not exist or was invalidated, or the key of a window can't be used or bound.
     Key,
-    /// The region belongs to another protection domain.
+    /// The region or window belongs to another protection domain, or the window is bound on another queue pair.
     Domain,
-    /// The region does not grant the access.
+    /// The region or window does not grant the access.
     Access,
-    /// The range is not within the region.
+    /// The range is not within the region or window.
     Bounds,
     /// Windows are bound to the region.
     WindowsBound,

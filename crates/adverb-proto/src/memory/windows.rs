@@ -18,7 +18,7 @@ use crate::types::{Access, WindowBind};
 #[derive(Debug, Default)]
 pub(super) struct Windows {
     by_index: HashMap<u32, Window, BuildNumberHasher>,
-    /// The indexes of the windows that are bound on a queue pair.
+    /// The indexes of the windows that are bound on each queue pair.
     by_queue_pair: HashMap<u32, HashSet<u32, BuildNumberHasher>, BuildNumberHasher>,
 }
 
@@ -194,7 +194,7 @@ impl Keys {
         }
     }
 
-    /// Invalidates a window's key for its owner or its peer (vol. 1, 10.6.5).
+    /// Invalidates a window's key at the request of its owner or of the peer (vol. 1, 10.6.5).
     pub(super) fn invalidate_window(&mut self, pd: Pd, qpn: Qpn, key: u32) -> Result<(), Denied> {
         self.windows.binding(pd, qpn, key, Access::empty())?;
         if !mutant!(WindowOutlivesInvalidation) {

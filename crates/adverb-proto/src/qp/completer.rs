@@ -158,7 +158,7 @@ impl QueuePair {
             return self.drop_mismatched(cx, packet);
         }
         // A response acknowledges all earlier packets (vol. 1, 9.7.5). A MIDDLE response has no message sequence
-        // number, so it is too easily forged for that. The peer must have sent a response with the number before it.
+        // number, so it is too easily forged for that: it is accepted only if all earlier packets are acknowledged.
         if aeth.is_none() && psn != self.requester.unacked {
             return self.handle_implied_nak(cx);
         }
@@ -258,7 +258,7 @@ impl QueuePair {
         } else if let Some(entry) = self.send_queue.front_mut() {
             entry.received_packets += 1;
             self.requester.unacked += 1;
-            // The cursor is already after this request, except during a retransmission.
+            // The cursor needs no update, because `next_packet` skips the received packets.
         }
         self.requester.progress(cx.now);
         cx.event(|| TraceEvent::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });

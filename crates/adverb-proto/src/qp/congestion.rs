@@ -11,7 +11,7 @@ use crate::types::Transport;
 impl QueuePair {
     /// Whether switches may mark the queue pair's packets, because it reacts to CNPs.
     pub(crate) const fn is_ecn_capable(&self) -> bool {
-        // Datagrams have no single peer whose rate could be reduced.
+        // A datagram queue pair sends to many peers, so it has no single rate to reduce.
         !matches!((self.config.congestion, self.config.transport), (Congestion::None, _) | (_, Transport::Ud))
     }
 

@@ -49,12 +49,12 @@ pub(super) struct Requester {
     rnr_retry: u8,
     retries_left: u8,
     rnr_retries_left: u8,
-    /// The end of the RNR backoff, during which nothing is sent.
+    /// The end of the RNR backoff, during which no request is sent.
     pub(super) rnr_until: Option<Time>,
     /// The time at which the acknowledgement timeout expires.
     pub(super) ack_deadline: Option<Time>,
-    /// Whether a NAK caused a retransmission, and no response has arrived since. Further NAKs for the same packet are
-    /// caused by the same loss.
+    /// Whether a NAK caused a retransmission, and no packet has been acknowledged since. Further NAKs for the same
+    /// packet are caused by the same loss.
     pub(super) recovering: bool,
     /// Whether the event of the drained send queue was generated.
     pub(super) drained: bool,
@@ -124,9 +124,9 @@ impl Requester {
         if entry.needs_response() { self.packet.max(entry.received_packets) } else { self.packet }
     }
 
-    /// Returns the number of packets of the next part of a READ, starting with `packet`. A retransmitted part has the
-    /// same end as before, because the peer knows only the parts that were requested (`rxe_resp.c`,
-    /// `duplicate_request`).
+    /// Returns the number of packets of the next part of a READ, starting with `packet`, or 1 for another operation. A
+    /// retransmitted part has the same end as before, because the peer knows only the parts that were requested
+    /// (`rxe_resp.c`, `duplicate_request`).
     #[inline]
     fn part_len(&self, entry: &SendEntry, packet: u32, packets: u32) -> u32 {
         match entry.operation {
@@ -498,7 +498,8 @@ impl QueuePair {
         }
     }
 
-    /// Retransmits from the oldest unacknowledged packet (vol. 1, 9.7.5 and 9.7.6: go back N).
+    /// Retransmits from the oldest unacknowledged packet (vol. 1, 9.7.5 and 9.7.6: go back N), or fails the oldest
+    /// request if no retry is left. NAKs of a loss that is being recovered are ignored.
     pub(super) fn retry<S: EventSink>(&mut self, cx: &mut Context<'_, S>, cause: RetryCause) {
         let requester = &mut self.requester;
         if cause != RetryCause::Timeout {

@@ -215,8 +215,8 @@ impl Responses {
         Retransmission::Queued
     }
 
-    /// Queues a retransmission, unless the queue already has two responses per slot: then the peer retransmits requests
-    /// needlessly. First responses have slots of their own, so they may be queued after that many retransmissions.
+    /// Queues a retransmission, unless the queue already has two responses per slot: a peer that causes more of them
+    /// retransmits requests needlessly. The limit does not apply to first responses, which have slots of their own.
     fn queue_retransmission(&mut self, retransmission: QueuedResponse) -> Retransmission {
         if self.queue.len() >= 2 * self.slots as usize {
             return Retransmission::Unavailable;

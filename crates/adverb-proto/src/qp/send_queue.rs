@@ -274,7 +274,8 @@ impl SendQueue {
             self.segments.pop(entry.segments);
         }
         if self.entries.is_empty() {
-            // Clearing restarts at the front, so that a queue that is mostly short uses few cache lines.
+            // After `clear`, the ring starts at the beginning of its memory again, so that a queue that is mostly short
+            // uses few cache lines.
             self.entries.clear();
         }
         Some(entry)

@@ -10,7 +10,7 @@ use crate::mutation::mutant;
 use crate::trace::{DropReason, EventSink};
 
 /// The distance below the expected sequence number within which packets are late or duplicates. At a larger distance,
-/// the peer's numbers have wrapped, and the next message is a new one.
+/// so many packets are missing that the numbers have wrapped, and the packet is a new one.
 const LATE_RANGE: i32 = 1 << 16;
 
 impl QueuePair {

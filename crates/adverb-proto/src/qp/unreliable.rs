@@ -9,8 +9,8 @@ use super::{Context, QueuePair, TxPacket, TxPayload};
 use crate::trace::{EventSink, TraceEvent};
 use crate::types::{QpState, RemoteAddress, SendFlags, SendOperation, Transport};
 
-/// The bit of a queue key that selects the sender's own key. Only privileged users set the bit (vol. 1, 10.2.5;
-/// `rxe_req.c`, `init_req_packet`).
+/// The bit of a request's queue key that selects the sending queue pair's own key instead. Keys with this bit are
+/// reserved for privileged users (vol. 1, 10.2.5; `rxe_req.c`, `init_req_packet`).
 const USE_OWN_QKEY: u32 = 1 << 31;
 
 impl QueuePair {

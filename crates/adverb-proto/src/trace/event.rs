@@ -315,7 +315,7 @@ impl Queue {
 pub enum DropReason {
     /// The destination queue pair does not exist.
     UnknownQp,
-    /// The queue pair's state does not allow it to receive packets.
+    /// The queue pair's state does not allow it to receive the packet.
     WrongState,
     /// The packet's transport is not the queue pair's.
     WrongTransport,
@@ -329,7 +329,8 @@ pub enum DropReason {
     /// The packet's sequence number is higher than the expected one, and a NAK was already sent. On an unreliable
     /// connection: an earlier packet of the message is missing or was dropped.
     OutOfSequence,
-    /// The packet duplicates a READ or atomic whose response is no longer stored.
+    /// The packet duplicates a READ, an atomic, a FLUSH or an ATOMIC WRITE whose response is no longer stored, or can't
+    /// be queued because too many retransmissions are.
     DuplicateTooOld,
     /// The response acknowledges packets that were never sent, or were acknowledged before.
     StaleResponse,

@@ -16,7 +16,8 @@ pub struct Recording {
     pub earlier_connections: Vec<(Time, TraceEvent)>,
     /// The events.
     pub events: Vec<RecordedEvent>,
-    /// The number of events that were overwritten, because the ring buffer was full.
+    /// The number of events that were overwritten because the ring buffer was full, without those in
+    /// [`earlier_connections`](Recording::earlier_connections).
     pub lost_count: u64,
     /// The cause of the recording's end.
     pub stop_cause: StopCause,

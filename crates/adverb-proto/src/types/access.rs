@@ -24,7 +24,7 @@ bitflags::bitflags! {
         const REMOTE_ATOMIC = 1 << 3;
         /// Memory windows may be bound to the region.
         const WINDOW_BIND = 1 << 4;
-        /// Addresses are offsets from the region's start, not virtual addresses.
+        /// Addresses are offsets from the start of the region or window, not virtual addresses.
         const ZERO_BASED = 1 << 5;
         /// Pages are not pinned; the device faults them in on access (on-demand paging, ODP).
         const ON_DEMAND = 1 << 6;

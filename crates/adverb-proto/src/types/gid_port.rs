@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_roce_source_port_maps_to_the_default_port() {
+    fn ports_outside_the_range_and_ports_of_ipv6_addresses_are_not_encoded() {
         for port in [0, 4790, 4791, 5048, 0xc000, 0xffff] {
             assert_eq!(Gid::from(SocketAddr::new([192, 0, 2, 7].into(), port)), gid("192.0.2.7"));
         }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn only_ports_in_the_range_are_encoded() {
+    fn an_ordinary_gid_has_the_default_port() {
         for text in
             ["100::", "100::12b7:c000:207", "100::13b8:c000:207", "100::1:12b8:c000:207", "101::12b8:0:1"]
         {

@@ -46,7 +46,8 @@ pub struct RemoteMemory {
 }
 
 impl RemoteMemory {
-    /// Returns the address `offset` bytes into the range. The peer's device checks the bounds; this function doesn't.
+    /// Returns the address `offset` bytes into the range. This function doesn't check the bounds of the range; the
+    /// peer's device checks those of the region or window.
     pub const fn at(&self, offset: u64) -> RemoteAddress {
         RemoteAddress { addr: self.addr.wrapping_add(offset), rkey: self.rkey }
     }

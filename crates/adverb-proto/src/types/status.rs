@@ -54,9 +54,9 @@ statuses! {
     LocalQpOperation = 2,
     /// An error of reliable datagrams, which RoCE doesn't have.
     LocalEecOperation = 3,
-    /// A segment of the request is not within the memory region of its key.
+    /// A segment of the request is not within the memory region of its key, or the region doesn't allow the access.
     LocalProtection = 4,
-    /// The queue pair moved to the error state before the request was executed.
+    /// The queue pair or its send queue moved to the error state before the request completed.
     Flushed = 5,
     /// A memory window couldn't be bound.
     WindowBind = 6,
