@@ -155,7 +155,7 @@ fn a_dreq_for_another_queue_pair_is_ignored() {
 }
 
 #[test]
-fn abort_ends_a_connection_in_any_state() {
+fn abort_ends_requested_accepted_and_established_connections() {
     // The connection is requested, without a response.
     let mut pair = Pair::new();
     let client = pair.connect();

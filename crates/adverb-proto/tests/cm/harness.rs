@@ -236,7 +236,7 @@ impl Pair {
         self.events[side].pop_front()
     }
 
-    /// Returns the names of the outcomes that were reported to a side.
+    /// Takes all events of a side, and returns the names of those that are outcomes or the end of timewait.
     pub(crate) fn outcomes(&mut self, side: usize) -> Vec<&'static str> {
         let outcome = |event: &Event| match event {
             Event::Established(_) => Some("established"),
@@ -306,7 +306,7 @@ impl Pair {
         });
     }
 
-    /// Checks that only the listener is left.
+    /// Checks that no connection, query, index entry or timer is left.
     pub(crate) fn assert_no_state_left(&self) {
         for (side, manager) in self.sides.iter().enumerate() {
             let ResourceCounts { connections, half_open, index_entries, queries, timers, .. } =

@@ -7,7 +7,7 @@ use adverb_proto::types::Transport;
 
 use crate::harness::*;
 
-/// Connects both sides to each other, without a listener.
+/// Requests the same peer-to-peer connection at both sides. The pair then establishes connections automatically.
 fn connect_both(pair: &mut Pair) -> [ConnectionId; 2] {
     pair.automatic = true;
     [CLIENT, SERVER].map(|side| {

@@ -8,7 +8,7 @@ use adverb_wire::cm::{
 
 use crate::harness::*;
 
-/// Returns the reason for rejecting a valid request after a change.
+/// Returns the reason with which a server rejects a valid request after `change`, or `None` if it does not reject it.
 fn reason_after(change: impl FnOnce(&mut Req)) -> Option<u16> {
     let mut pair = Pair::new();
     pair.connect();
@@ -126,7 +126,7 @@ fn an_ip_header_with_other_addresses_is_rejected_with_28() {
 
 #[test]
 fn fields_that_the_manager_does_not_use_are_ignored() {
-    let accepted = reason_after(|req| {
+    let reason = reason_after(|req| {
         req.primary_path.local_lid = 0;
         req.primary_path.remote_lid = 7;
         req.primary_path.hop_limit = 1;
@@ -136,7 +136,7 @@ fn fields_that_the_manager_does_not_use_are_ignored() {
         req.remote_cm_response_timeout = adverb_wire::cm::Timeout::MAX;
         req.sap_supported = true;
     });
-    assert_eq!(accepted, None);
+    assert_eq!(reason, None);
 }
 
 #[test]

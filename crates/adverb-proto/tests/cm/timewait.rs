@@ -68,7 +68,7 @@ fn a_rejected_queue_pair_may_connect_again_at_once() {
 }
 
 #[test]
-fn a_stale_connection_enters_timewait_before_another_connect() {
+fn a_connection_that_was_rejected_as_stale_enters_timewait() {
     let (mut pair, _) = Pair::connected();
     // The client restarts without its connections, but with the same GUID and queue pair number.
     pair.sides[CLIENT] = adverb_proto::cm::Manager::new(config(CLIENT));
@@ -88,7 +88,7 @@ fn a_stale_connection_enters_timewait_before_another_connect() {
 }
 
 #[test]
-fn a_restarted_peer_connects_even_if_one_probe_message_is_lost() {
+fn a_restarted_peer_connects_even_if_one_rej_dreq_or_drep_is_lost() {
     for lost in ["REJ", "DREQ", "DREP"] {
         let (mut pair, _) = Pair::connected();
         let adverb_wire::cm::Message::Req(req) = pair.last(CLIENT, "REQ").message else { panic!() };

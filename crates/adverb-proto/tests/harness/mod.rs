@@ -321,7 +321,7 @@ impl End {
         self.transmits().iter().map(|bytes| *Packet::parse(bytes).unwrap().header()).collect()
     }
 
-    /// Returns all packets to send now, as operations and sequence numbers relative to the first.
+    /// Returns all packets to send now, as operations and sequence numbers relative to [`PSN`].
     pub(crate) fn sent(&mut self) -> Vec<(Rc, u32)> {
         let headers = self.headers();
         headers
@@ -360,7 +360,7 @@ impl End {
         [&head[..emitted.header_len], payload, &emitted.trailer].concat()
     }
 
-    /// Delivers a forged packet that requests an acknowledgement, with a sequence number relative to the first.
+    /// Delivers a forged packet that requests an acknowledgement, with a sequence number relative to [`PSN`].
     pub(crate) fn receive(&mut self, psn: u32, rc: Rc, payload: &[u8]) {
         let mut header = Header::new(self.qpn, Psn::wrapping(PSN) + psn, Operation::Rc(rc));
         header.ack_request = true;
@@ -368,7 +368,7 @@ impl End {
         self.deliver(&bytes);
     }
 
-    /// Delivers a forged packet of an unreliable connection, with a sequence number relative to the first.
+    /// Delivers a forged packet of an unreliable connection, with a sequence number relative to [`PSN`].
     pub(crate) fn receive_uc(&mut self, psn: u32, uc: Uc, payload: &[u8]) {
         let header = Header::new(self.qpn, Psn::wrapping(PSN) + psn, Operation::Uc(uc));
         let bytes = self.forge(&header, payload);
@@ -388,7 +388,7 @@ impl End {
         self.sent()
     }
 
-    /// Delivers a forged acknowledgement.
+    /// Delivers a forged acknowledgement with message sequence number 0.
     pub(crate) fn receive_ack(&mut self, psn: u32) {
         self.receive(psn, ack(0), &[]);
     }
@@ -411,7 +411,8 @@ impl End {
         std::iter::from_fn(|| self.device.poll_queue_event()).collect()
     }
 
-    /// Advances the time to the next timer that has an effect. Returns the time that passed.
+    /// Advances the time to the next timer that has an effect. Returns the time that passed, or `None` if there is no
+    /// such timer.
     pub(crate) fn wait(&mut self) -> Option<Duration> {
         let start = self.now;
         let expired_count = |end: &End| {
@@ -447,7 +448,8 @@ impl Pair {
         Pair { a, b, packets: 0 }
     }
 
-    /// Transfers packets until there are none. `keep` selects the packets that arrive.
+    /// Transfers packets until there are none. `keep` selects the packets that arrive; its first argument is whether
+    /// the packet is from `a`.
     pub(crate) fn run_where(&mut self, mut keep: impl FnMut(bool, &Packet<'_>) -> bool) {
         loop {
             let from_a = self.a.transmits();

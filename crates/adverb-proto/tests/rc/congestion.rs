@@ -112,7 +112,7 @@ fn cnp_paces_packets_at_half_the_rate() {
     end.post(1, SendOperation::Send, 0, 100 << 10);
     let (elapsed, packets) = send_all(&mut end);
     assert_eq!(packets, 100);
-    // 100 packets of 1.1 kB take 178 µs at 5 Gbit/s, and the rate increases towards the end.
+    // 100 packets of 1.1 kB take 178 µs at 5 Gbit/s, and the rate increases every 55 µs.
     assert!(elapsed > Duration::from_micros(120) && elapsed < Duration::from_micros(180), "{elapsed:?}");
     let is_pacing =
         |event: &TraceEvent| matches!(event, TraceEvent::TimerExpired { timer: TimerKind::Pacing, .. });
@@ -202,7 +202,7 @@ fn pacing_consumes_no_retries() {
     }
     end.post(1, SendOperation::Send, 0, 1024);
     end.transmits();
-    // The first transmission is lost, and pacing delays the second.
+    // The first two transmissions are lost, and pacing delays the retransmissions.
     let mut attempts = 1;
     while attempts < 3 {
         end.now = end.device.poll_timeout().unwrap().max(end.now);

@@ -49,7 +49,7 @@ fn acknowledgements_may_have_the_msn_of_any_outstanding_message() {
 }
 
 #[test]
-fn a_peer_with_wrong_msns_fails_by_timeout() {
+fn a_request_whose_acknowledgements_have_wrong_msns_fails_by_timeout() {
     let mut end = solo_with(&Options { retry_count: 2, ..Options::default() });
     end.post(1, WRITE, 0, 8);
     end.transmits();
@@ -119,7 +119,7 @@ fn a_response_without_an_msn_acknowledges_nothing() {
 }
 
 #[test]
-fn msns_agree_for_all_operations_and_losses() {
+fn msns_of_sends_reads_atomics_and_writes_agree_despite_losses() {
     let options = Options { mtu: PathMtu::Mtu256, timeout: 5, ..Options::default() };
     for lost in 0..40 {
         let mut pair = Pair::with(&options);

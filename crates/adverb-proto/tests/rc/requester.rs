@@ -331,7 +331,7 @@ fn sequence_naks_during_an_rnr_backoff_neither_end_it_nor_consume_a_retry() {
 }
 
 #[test]
-fn nothing_is_sent_during_an_rnr_backoff() {
+fn no_request_is_sent_during_an_rnr_backoff() {
     let mut end = solo();
     end.post(1, SendOperation::Send, 0, 8);
     end.transmits();

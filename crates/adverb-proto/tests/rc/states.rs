@@ -40,7 +40,7 @@ fn init(options: &Options) -> Transition {
 }
 
 #[test]
-fn every_transition_is_allowed_or_rejected_as_specified() {
+fn every_transition_of_a_reliable_connection_is_allowed_or_rejected_as_specified() {
     use QpState::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendQueueDrained};
     let options = Options::default();
     for from in [Reset, Init, ReadyToReceive, ReadyToSend, SendQueueDrained, Error] {

@@ -224,7 +224,7 @@ fn inline_bytes_are_copied_when_they_are_posted() {
 }
 
 #[test]
-fn completions_are_in_the_order_of_posting_for_all_operations() {
+fn completions_of_different_operations_are_in_the_order_of_posting() {
     let mut pair = Pair::new();
     for id in 0..12u64 {
         pair.b.post_recv(id, 300_000, 8192);

@@ -1,4 +1,4 @@
-//! Packets of a datagram queue pair, and datagrams between two ends.
+//! Packets of a datagram queue pair, datagrams between two ends, queue pair 1, and the port's MTU.
 
 use adverb_proto::types::{
     Destination, PathMtu, QpState, Qpn, RemoteAddress, SendFlags, SendOperation, SendRequest, Status,

@@ -1,4 +1,4 @@
-//! Packets of an unreliable connection.
+//! The requester of an unreliable connection: its packets, completions and states.
 
 use adverb_proto::types::{
     CompletedOperation, PathMtu, QpState, RecvRequest, RemoteAddress, SendFlags, SendOperation, SendRequest,
@@ -21,7 +21,7 @@ fn pair() -> Pair {
     Pair::with(&options())
 }
 
-/// Returns all packets to send now, as operations and sequence numbers relative to the first.
+/// Returns all packets to send now, as operations and sequence numbers relative to [`PSN`].
 fn sent(end: &mut End) -> Vec<(Uc, u32)> {
     let headers = end.headers();
     let sent = headers.iter().map(|header| match header.operation {
@@ -269,7 +269,7 @@ fn error_flushes_unsent_requests() {
 }
 
 #[test]
-fn inline_bytes_are_copied_when_posted() {
+fn inline_bytes_are_delivered() {
     let mut pair = pair();
     pair.b.post_recv(9, 0, 64);
     let request = SendRequest::<()> {
@@ -343,7 +343,7 @@ fn both_directions_work_at_once() {
 }
 
 #[test]
-fn sends_need_ready_to_send_and_receives_need_init() {
+fn sends_are_rejected_in_reset_and_receives_are_posted_in_init() {
     let mut end = End::new(1, 2, &options());
     let segments = [end.segment(0, 8)];
     let posted = end.try_post(1, SendOperation::Send, SendFlags::empty(), &segments);
