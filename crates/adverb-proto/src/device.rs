@@ -366,7 +366,7 @@ impl<S: EventSink> Device<S> {
         true
     }
 
-    /// Moves a queue pair to another state.
+    /// Moves a queue pair to another state, or changes its attributes.
     ///
     /// # Errors
     ///
@@ -450,8 +450,8 @@ impl<S: EventSink> Device<S> {
     /// At worst, it delivers a forged message, completes outstanding requests, moves a queue pair to the error state,
     /// or accesses memory whose key it contains.
     ///
-    /// Parsing has checked the length and the opcode. The device checks queue pair, addresses, partition and ICRC, in
-    /// this order, and the queue pair checks the other fields.
+    /// Parsing has checked the length and the opcode. The device checks queue pair, addresses, partition, ICRC and
+    /// transport, in this order, and the queue pair checks the other fields.
     pub fn handle_packet(
         &mut self,
         now: Time,
@@ -696,7 +696,7 @@ impl<S: EventSink> Device<S> {
     }
 
     /// Updates the schedule after a step of a queue pair: sets its timer, and adds it to `ready` if it may have packets
-    /// to send.
+    /// to send. Before that, fails the queue pair if it lost a completion, and releases its unused rings.
     #[inline]
     fn update_schedule(&mut self, now: Time, slot: u32) {
         let Some(qp) = self.qps[slot as usize].as_mut() else { return };

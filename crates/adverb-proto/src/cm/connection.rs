@@ -67,8 +67,8 @@ pub struct QpAttributes {
 pub(super) struct Connection {
     /// The state. Only the table changes it, because the table counts connections by state.
     pub(super) state: State,
-    /// Whether this side is the active one, which receives the REP. In a peer-to-peer connection both sides may send a
-    /// REQ, but only one side is active.
+    /// Whether this side is active: it sent a REQ, to which the peer responds with a REP. If both sides of a
+    /// peer-to-peer connection send a REQ, one of them becomes passive.
     pub(super) active: bool,
     /// Whether both sides may send a REQ.
     pub(super) peer_to_peer: bool,

@@ -19,7 +19,7 @@ use crate::types::{Psn, Qpn, Transport};
 
 /// A connection manager without a clock, a socket or a queue pair. The [module documentation](super) has an example.
 ///
-/// After each call and each message, the caller must poll in this order:
+/// After each call and each message, the caller must poll, for example in this order:
 ///
 /// 1. The caller polls [`poll_transmit`](Manager::poll_transmit) until it returns `None`, and sends each message.
 /// 2. The caller polls [`poll_event`](Manager::poll_event) until it returns `None`. Calls that handle an event may

@@ -61,7 +61,8 @@ pub struct Config {
     /// The maximum number of retransmissions of a message, 0 to 15. REQ messages carry this value.
     pub max_retries: u8,
     /// The duration of timewait, in which the queue pair number and the communication ID of an ended connection are not
-    /// reused. The duration should exceed the maximum lifetime of a packet.
+    /// reused. The duration should exceed the maximum lifetime of a packet. Responses to SIDR queries are kept for this
+    /// duration, too, for duplicates of the query.
     pub timewait: Duration,
     /// The time that the application has to accept or reject a request or a peer's SIDR query. After this time, the
     /// manager rejects the request, or drops the query without a response.
@@ -70,8 +71,8 @@ pub struct Config {
     /// manager also drops requests while this number of events has not been polled.
     pub max_connections: usize,
     /// The maximum number of half-open connections, which a peer requested and which are not established yet. The same
-    /// limit applies to SIDR queries of peers. Because the source of a request can be spoofed, each IPv4 address or
-    /// IPv6 /64 network may occupy at most a sixteenth of these slots once half of them are occupied.
+    /// limit applies to SIDR queries of peers. So that one source can't occupy all of these slots, each IPv4 address or
+    /// IPv6 /64 network may occupy at most a sixteenth of them once half of them are occupied.
     pub max_half_open: usize,
 }
 

@@ -316,7 +316,7 @@ pub(crate) struct Part {
 /// The reason why an access is denied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Denied {
-    /// The key does not exist or was invalidated, or the key of a window can't be used or bound.
+    /// The key does not exist or is not valid, or a window can't be bound with this key.
     Key,
     /// The region or window belongs to another protection domain, or the window is bound on another queue pair.
     Domain,

@@ -499,7 +499,7 @@ impl QueuePair {
     }
 
     /// Retransmits from the oldest unacknowledged packet (vol. 1, 9.7.5 and 9.7.6: go back N), or fails the oldest
-    /// request if no retry is left. NAKs of a loss that is being recovered are ignored.
+    /// request if no retry is left. NAKs during an RNR backoff or a retransmission are ignored.
     pub(super) fn retry<S: EventSink>(&mut self, cx: &mut Context<'_, S>, cause: RetryCause) {
         let requester = &mut self.requester;
         if cause != RetryCause::Timeout {

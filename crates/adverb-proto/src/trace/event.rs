@@ -329,8 +329,8 @@ pub enum DropReason {
     /// The packet's sequence number is higher than the expected one, and a NAK was already sent. On an unreliable
     /// connection: an earlier packet of the message is missing or was dropped.
     OutOfSequence,
-    /// The packet duplicates a READ, an atomic, a FLUSH or an ATOMIC WRITE whose response is no longer stored, or can't
-    /// be queued because too many retransmissions are.
+    /// The packet duplicates a READ, an atomic, a FLUSH or an ATOMIC WRITE whose response is no longer stored, or too
+    /// many responses are queued already.
     DuplicateTooOld,
     /// The response acknowledges packets that were never sent, or were acknowledged before.
     StaleResponse,
