@@ -142,7 +142,7 @@ impl Pacer {
         self.rate
     }
 
-    /// Handles a CNP: reduces the rate, and restarts the recovery.
+    /// Handles a CNP: reduces the rate, and restarts the recovery. A duplicate CNP has no effect.
     pub(crate) fn handle_cnp(&mut self, now: Time) {
         if now < self.reduced_at + REDUCTION_INTERVAL && self.rate < self.params.line_rate {
             return;
@@ -206,7 +206,7 @@ impl Pacer {
         }
     }
 
-    /// Whether a packet must wait.
+    /// Whether the next packet must wait. `paused` is set to the result.
     pub(crate) fn must_wait(&mut self, now: Time) -> bool {
         if mutant!(RateNotEnforced) {
             return false;

@@ -244,7 +244,7 @@ impl<S: EventSink> Device<S> {
         self.keys.register(pd, registration, random)
     }
 
-    /// Deregisters a memory region and returns its attributes. Outstanding requests that use the region fail.
+    /// Deregisters a memory region and returns its attributes. Outstanding requests that still need the region fail.
     ///
     /// # Errors
     ///
@@ -284,8 +284,8 @@ impl<S: EventSink> Device<S> {
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`create_qp`](Device::create_qp), and [`CreateQpError::InvalidGsi`] if queue pair 1
-    /// exists or the transport is not UD.
+    /// Returns an error if the protection domain, a completion queue or the shared receive queue does not exist, and
+    /// [`CreateQpError::InvalidGsi`] if queue pair 1 exists or the transport is not UD.
     pub fn create_gsi(&mut self, config: QpConfig) -> Result<Qpn, CreateQpError> {
         if self.slot(Qpn::GSI).is_some() || config.transport != Transport::Ud {
             return Err(CreateQpError::InvalidGsi);
@@ -399,8 +399,8 @@ impl<S: EventSink> Device<S> {
         self.post(now, qpn, request, None)
     }
 
-    /// Posts a send request with the flag `INLINE`, and copies `bytes` as its payload. The request's segments are
-    /// ignored.
+    /// Posts a send request with the flag `INLINE`, and copies `bytes` as its payload. The memory of the request's
+    /// segments is not read.
     ///
     /// # Errors
     ///

@@ -79,7 +79,7 @@ mutations! {
     NoAccessRecheck,
     /// A SEND with invalidate leaves the key valid.
     SkipInvalidate,
-    /// The responder checks the remote key of a zero-length operation, which needs no valid key.
+    /// The responder checks the remote key of an empty READ or WRITE, which needs no valid key.
     CheckKeyOfZeroLength,
     /// The ICRC isn't checked.
     IgnoreIcrc,

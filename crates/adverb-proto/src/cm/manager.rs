@@ -270,7 +270,7 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// After an error, the request is still pending. Returns:
+    /// After an error other than the first two, the request is still pending. Returns:
     ///
     /// - [`CallError::Unknown`] if the request does not exist, or its timewait is over.
     /// - [`CallError::WrongState`] if the request was accepted or rejected already, or has ended, or if the connection
@@ -338,8 +338,8 @@ impl Manager {
 
     /// Rejects a connection that a peer requested or accepted. The manager then reports no outcome of the connection.
     ///
-    /// If the application itself rejects the connection, the reason is [`RejectReason::ConsumerReject`], and the
-    /// private data may contain an explanation.
+    /// An application that rejects a connection for a reason of its own should pass [`RejectReason::ConsumerReject`].
+    /// The private data may contain an explanation.
     ///
     /// # Errors
     ///

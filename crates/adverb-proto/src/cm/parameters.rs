@@ -297,7 +297,7 @@ pub(super) fn bits<const N: usize>(value: u8, name: &'static str) -> Result<Bits
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum CallError {
-    /// The connection, request or listener does not exist, or has ended.
+    /// The connection, request, query or listener does not exist, or has ended.
     Unknown,
     /// The connection's state does not allow the call.
     WrongState(State),

@@ -29,8 +29,8 @@ pub struct ResourceCounts {
     pub completions: usize,
     /// Completion events and queue events not polled yet.
     pub events: usize,
-    /// Responses to READs and atomics that are queued, or kept for duplicate requests. A queue pair holds at most four
-    /// responses for each READ or atomic that its peer may have outstanding.
+    /// Responses to READs, atomics, FLUSHes and ATOMIC WRITEs that are queued, or kept for duplicate requests. A queue
+    /// pair holds at most four responses for each such request that its peer may have outstanding.
     pub responses: usize,
     /// Memory windows.
     pub windows: usize,

@@ -9,7 +9,7 @@ const STATUS: Explanation = Explanation {
     ..Explanation::EMPTY
 };
 
-/// The meaning of the statuses of reliable datagrams.
+/// The fields that the statuses of reliable datagrams share.
 const RELIABLE_DATAGRAMS: Explanation = Explanation {
     meaning: "The status belongs to the reliable datagram transport (RD), which RoCE does not have and rdma-core cannot \
               create. A device that reports it has a defect in its driver or firmware.",

@@ -33,7 +33,8 @@ pub struct Registration {
     pub remote_invalidate: RemoteInvalidate,
 }
 
-/// The permission of peers to invalidate a key (vol. 1, 10.6.5).
+/// The permission of peers to invalidate the key of a region (vol. 1, 10.6.5). The key of a bound window needs no such
+/// permission: the peer of the window's queue pair may always invalidate it.
 ///
 /// The default is `Denied`: several peers may use a region, and one of them should not invalidate the key for the
 /// others.
@@ -138,8 +139,8 @@ impl Keys {
         Ok(key)
     }
 
-    /// Deregisters a region and returns its attributes. Outstanding requests that use the key fail from now on, because
-    /// each packet looks the key up.
+    /// Deregisters a region and returns its attributes. Outstanding requests that still need the key fail, because the
+    /// key is looked up for each packet.
     pub(crate) fn deregister(&mut self, key: u32) -> Result<Registration, DeregisterError> {
         let region = *self.regions.get(&key).ok_or(DeregisterError::UnknownKey)?;
         // The key of a window must not give access to deregistered memory (vol. 1, 11.2.8).

@@ -58,7 +58,7 @@ pub(crate) struct SendEntry {
 /// The reason why a request can't be sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LocalFailure {
-    /// A segment is not within a region of its key.
+    /// The key of a segment is not valid for the queue pair, or the segment is not within the key's region.
     Protection,
     /// Another error.
     Operation,

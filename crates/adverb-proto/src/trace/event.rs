@@ -27,16 +27,16 @@ pub enum TraceEvent {
         transport: Transport,
         /// The peer's queue pair.
         remote_qpn: Qpn,
-        /// The address and UDP port of this side's packets.
+        /// The source address and source port of this side's packets.
         local: SocketAddr,
         /// The address and UDP port that packets are sent to.
         remote: SocketAddr,
         /// The maximum payload of a packet.
         path_mtu: PathMtu,
-        /// The sequence number of the next packet from the peer.
+        /// The sequence number of the next request packet from the peer.
         recv_psn: Psn,
-        /// The sequence number of the next new packet to the peer. The value is `None` if the queue pair is not yet
-        /// ready to send.
+        /// The sequence number of the next new request packet to the peer. The value is `None` if the queue pair is not
+        /// yet ready to send, or is in the error state.
         send_psn: Option<Psn>,
     },
     /// A send request was posted.
@@ -82,7 +82,7 @@ pub enum TraceEvent {
         /// The queue.
         srq: Srq,
     },
-    /// A send request was posted to an idle queue pair, which now has packets to send.
+    /// A send request was posted to a queue pair that had no packets to send, and now may have some.
     Doorbell {
         /// The queue pair.
         qpn: Qpn,

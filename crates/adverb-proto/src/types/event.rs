@@ -32,6 +32,6 @@ pub enum DeviceEvent {
     SharedReceiveQueueError(u32),
     /// The shared receive queue with this id holds fewer requests than its limit.
     SharedReceiveQueueLimit(u32),
-    /// An event that Adverb doesn't know, with its number in `ibv_event_type`.
+    /// An event without a variant of its own, with its number in `ibv_event_type`.
     Other(u32),
 }

@@ -64,7 +64,8 @@ impl Gid {
     }
 }
 
-/// Returns the GID of the device that uses this address and UDP port.
+/// Returns the GID of the device that uses this address and UDP port. If a GID can't carry the port, this is the GID of
+/// the address.
 impl From<SocketAddr> for Gid {
     fn from(address: SocketAddr) -> Gid {
         let ip = address.ip();

@@ -129,7 +129,7 @@ pub struct FlushRange {
     pub remote: RemoteAddress,
     /// The length in bytes.
     pub length: u32,
-    /// Whether to flush the whole region instead of the range.
+    /// Whether to flush the whole region or window of the key instead of the range.
     pub whole_region: bool,
     /// Whether the bytes must become globally visible: to every processor and device of the peer's system.
     pub global: bool,
@@ -180,7 +180,8 @@ bitflags::bitflags! {
     pub struct SendFlags: u32 {
         /// The request is executed only after all earlier READs and atomics of the queue pair have completed.
         const FENCE = 1 << 0;
-        /// The request produces a completion. An unsignaled request produces one only if it fails.
+        /// The request produces a completion. An unsignaled request produces one only if it fails, or if the queue pair
+        /// signals all requests.
         const SIGNALED = 1 << 1;
         /// The message generates a completion event at the peer, even if the peer's completion queue is armed for
         /// solicited events only.
@@ -197,7 +198,8 @@ pub struct Destination<Handle> {
     pub handle: Handle,
     /// The receiving queue pair.
     pub qpn: Qpn,
-    /// The queue key of the receiving queue pair.
+    /// The queue key of the receiving queue pair. A value with the highest bit set selects the sending queue pair's own
+    /// key instead.
     pub qkey: u32,
 }
 

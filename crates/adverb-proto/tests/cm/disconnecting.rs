@@ -1,4 +1,4 @@
-//! Disconnecting.
+//! Disconnecting and aborting connections.
 
 use std::time::Duration;
 

@@ -34,7 +34,7 @@ pub(crate) struct Pair {
     pub(crate) random: u64,
     /// The events of each side that the test has not taken yet.
     pub(crate) events: [VecDeque<Event>; 2],
-    /// All messages, with the side that sent them.
+    /// All messages that the managers sent, with the side that sent them.
     pub(crate) log: Vec<(usize, Mad)>,
     pub(crate) filter: Filter,
     held: VecDeque<(usize, Mad)>,

@@ -1,4 +1,4 @@
-//! READs that are longer than the window and are requested in parts.
+//! READs that are longer than the window and are requested in parts, and duplicates of READs with queued responses.
 
 use adverb_proto::types::{QpState, RemoteAddress, SendOperation, Status};
 use adverb_wire::{NakCode, Rc, ReadResponse, Reth};
