@@ -177,7 +177,7 @@ pub struct Resolution {
     pub addrs: AddrPair,
     /// The queue pair to send to.
     pub qpn: Qpn,
-    /// The Q_Key to send with.
+    /// The queue key to send with.
     pub qkey: u32,
     /// The peer's vendor options (enhanced connection establishment).
     pub ece: Ece,

@@ -38,7 +38,7 @@ pub struct Manager {
     next_listener: u32,
 }
 
-/// A message to send: the payload of an unreliable datagram from queue pair 1 to queue pair 1, with the Q_Key
+/// A message to send: the payload of an unreliable datagram from queue pair 1 to queue pair 1, with the queue key
 /// [`GSI_QKEY`](adverb_wire::cm::GSI_QKEY).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Datagram {

@@ -11,7 +11,7 @@ use super::State;
 use crate::Time;
 use crate::types::{Gid, PathMtu, Qpn, Transport};
 
-/// The default Q_Key of UD queue pairs in the UDP port space of `rdma_cm` (`RDMA_UDP_QKEY` in Linux's
+/// The default queue key of UD queue pairs in the UDP port space of `rdma_cm` (`RDMA_UDP_QKEY` in Linux's
 /// `include/rdma/rdma_cm.h`).
 pub const UDP_QKEY: u32 = 0x0123_4567;
 

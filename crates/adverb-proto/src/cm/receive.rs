@@ -16,8 +16,8 @@ use crate::mutation::mutant;
 use crate::types::{Gid, Psn, Qpn, Transport};
 
 impl Manager {
-    /// Handles a datagram that queue pair 1 received with the Q_Key [`GSI_QKEY`](adverb_wire::cm::GSI_QKEY): `payload`
-    /// is its payload, and `addrs` are its addresses. A datagram is counted as
+    /// Handles a datagram that queue pair 1 received with the queue key [`GSI_QKEY`](adverb_wire::cm::GSI_QKEY):
+    /// `payload` is its payload, and `addrs` are its addresses. A datagram is counted as
     /// [malformed](super::Statistics::malformed) and dropped if its payload is not a CM message, or if one of its
     /// addresses is IPv4 and the other IPv6.
     pub fn handle(&mut self, now: Time, addrs: AddrPair, payload: &[u8], random: &mut impl FnMut() -> u32) {

@@ -92,7 +92,7 @@ impl Manager {
         Ok(QueryId(id))
     }
 
-    /// Replies to a peer's [query](Event::Query) with the UD queue pair of the service and its Q_Key, which in
+    /// Replies to a peer's [query](Event::Query) with the UD queue pair of the service and its queue key, which in
     /// `rdma_cm`'s UDP port space is [`UDP_QKEY`](super::UDP_QKEY).
     ///
     /// # Errors
