@@ -75,8 +75,8 @@
 //!
 //! The sizes of all tables are [limited](Config). A flood of requests with spoofed sources occupies only the slots of
 //! half-open connections, which expire and are then in timewait for a short time, and affects no established
-//! connection. Once half of these slots are occupied, each IPv4 address or IPv6 /64 network may occupy at most a
-//! sixteenth of them.
+//! connection. Once half of these slots are occupied, an IPv4 address or IPv6 /64 network that occupies a sixteenth
+//! of them gets no further one.
 //!
 //! If the application accepts a REQ with a spoofed source, the manager sends several messages to the spoofed address: a
 //! REP, its retransmissions, and a REJ at the deadline. If half of the slots are occupied, or a sixteenth by that

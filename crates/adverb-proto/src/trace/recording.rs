@@ -11,8 +11,9 @@ pub struct Recording {
     pub device: String,
     /// The origin of the device's clock.
     pub clock: ClockOrigin,
-    /// The [`Connected`](TraceEvent::Connected) events before the first of [`events`](Recording::events): those of
-    /// queue pairs that were connected before the recording began, and those that were overwritten.
+    /// The [`Connected`](TraceEvent::Connected) events that [`events`](Recording::events) lacks: those that the ring
+    /// buffer overwrote and, if the device has no [`Recorder`](super::Recorder), those of queue pairs that were
+    /// connected before the recording began.
     pub earlier_connections: Vec<(Time, TraceEvent)>,
     /// The events.
     pub events: Vec<RecordedEvent>,
@@ -39,7 +40,7 @@ pub struct RecordedEvent {
 pub enum StopCause {
     /// The application stopped or copied the recording.
     Manual,
-    /// A request failed.
+    /// A request or the device failed.
     Failure,
     /// An acknowledgement timeout expired.
     Timeout,
