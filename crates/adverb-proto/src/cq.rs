@@ -10,7 +10,7 @@ use crate::types::{ArmFor, Completion, Qpn, TimestampSource};
 pub struct Cq(pub(crate) u32);
 
 impl Cq {
-    /// Returns the handle with this number, for recordings of devices that are no [`Device`](crate::Device).
+    /// Returns the handle with this number, for recordings of rdma-core's devices, which are not [`Device`](crate::Device)s.
     pub const fn from_number(number: u32) -> Cq {
         Cq(number)
     }

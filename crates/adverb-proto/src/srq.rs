@@ -12,7 +12,7 @@ use crate::types::RecvRequest;
 pub struct Srq(pub(crate) u32);
 
 impl Srq {
-    /// Returns the handle with this number, for recordings of devices that are no [`Device`](crate::Device).
+    /// Returns the handle with this number, for recordings of rdma-core's devices, which are not [`Device`](crate::Device)s.
     pub const fn from_number(number: u32) -> Srq {
         Srq(number)
     }

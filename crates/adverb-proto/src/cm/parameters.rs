@@ -71,8 +71,8 @@ pub struct Config {
     /// manager also drops requests while this number of events has not been polled.
     pub max_connections: usize,
     /// The maximum number of half-open connections, which a peer requested and which are not established yet. The same
-    /// limit applies to SIDR queries of peers. So that one source can't occupy all of these slots, each IPv4 address or
-    /// IPv6 /64 network may occupy at most a sixteenth of them once half of them are occupied.
+    /// limit applies to SIDR queries of peers. So that one source can't occupy all of these slots, an IPv4 address or
+    /// IPv6 /64 network that occupies a sixteenth of them gets no further one once half of them are occupied.
     pub max_half_open: usize,
 }
 

@@ -444,7 +444,7 @@ fn a_drep_ends_an_established_connection_only_after_a_probe_and_with_both_ids() 
 }
 
 #[test]
-fn an_unknown_rep_is_rejected_with_6() {
+fn an_unknown_rep_is_rejected_as_invalid_comm_id() {
     let mut pair = Pair::automatic();
     pair.connect();
     pair.run();
@@ -457,7 +457,7 @@ fn an_unknown_rep_is_rejected_with_6() {
 }
 
 #[test]
-fn an_unknown_rtu_is_rejected_with_6() {
+fn an_unknown_rtu_is_rejected_as_invalid_comm_id() {
     let mut pair = Pair::new();
     let rtu = Rtu { local_comm_id: 6, remote_comm_id: 5, private_data: Default::default() };
     pair.inject_message(SERVER, Message::Rtu(rtu));

@@ -8,7 +8,8 @@ use adverb_wire::cm::{
 
 use crate::harness::*;
 
-/// Returns the reason with which a server rejects a valid request after `change`, or `None` if it does not reject it.
+/// Returns the code of the reason with which a server rejects a valid request after `change`, or `None` if it does not
+/// reject it.
 fn reason_after(change: impl FnOnce(&mut Req)) -> Option<u16> {
     let mut pair = Pair::new();
     pair.connect();
@@ -32,13 +33,13 @@ fn a_valid_request_is_not_rejected() {
 }
 
 #[test]
-fn a_service_without_a_listener_is_rejected_with_8() {
+fn a_service_without_a_listener_is_rejected_as_invalid_service_id() {
     assert_eq!(reason_after(|req| req.service_id = ServiceId::tcp_port(1)), Some(8));
     assert_eq!(reason_after(|req| req.service_id = ServiceId::udp_port(PORT)), Some(8));
 }
 
 #[test]
-fn another_transport_is_rejected_with_9() {
+fn another_transport_is_rejected_as_invalid_transport_type() {
     for transport in [
         TransportService::UnreliableConnection,
         TransportService::ReliableDatagram,
@@ -49,7 +50,7 @@ fn another_transport_is_rejected_with_9() {
 }
 
 #[test]
-fn a_connection_to_a_datagram_listener_is_rejected_with_9() {
+fn a_connection_to_a_datagram_listener_is_rejected_as_invalid_transport_type() {
     let mut pair = Pair::without_listener();
     let listen =
         ListenParams { service: service(), bind: BindAddr::Any, transport: Transport::Ud, backlog: 1 };
@@ -60,7 +61,7 @@ fn a_connection_to_a_datagram_listener_is_rejected_with_9() {
 }
 
 #[test]
-fn a_path_to_another_address_is_rejected_with_12_and_the_right_address() {
+fn a_path_to_another_address_is_rejected_as_invalid_gid_with_the_right_one() {
     let other_gid = "::ffff:10.9.9.9".parse().unwrap();
     assert_eq!(reason_after(|req| req.primary_path.remote_gid = other_gid), Some(12));
     let mut pair = Pair::new();
@@ -76,19 +77,19 @@ fn a_path_to_another_address_is_rejected_with_12_and_the_right_address() {
 }
 
 #[test]
-fn a_path_from_another_address_is_rejected_with_12() {
+fn a_path_from_another_address_is_rejected_as_invalid_gid() {
     let other_gid = "::ffff:10.9.9.9".parse().unwrap();
     assert_eq!(reason_after(|req| req.primary_path.local_gid = other_gid), Some(12));
 }
 
 #[test]
-fn another_partition_is_rejected_with_12() {
+fn another_partition_is_rejected_as_invalid_gid() {
     assert_eq!(reason_after(|req| req.pkey = 0x8001), Some(12));
     assert_eq!(reason_after(|req| req.pkey = 0x7fff), Some(12));
 }
 
 #[test]
-fn a_path_mtu_beyond_the_link_is_rejected_with_26_and_the_maximum() {
+fn a_path_mtu_beyond_the_link_is_rejected_as_invalid_mtu_with_the_maximum() {
     let mut large = config(CLIENT);
     large.path_mtu = PathMtu::Mtu4096;
     let mut pair = Pair::with(large, config(SERVER));
@@ -101,20 +102,20 @@ fn a_path_mtu_beyond_the_link_is_rejected_with_26_and_the_maximum() {
 }
 
 #[test]
-fn an_invalid_queue_pair_number_is_rejected_with_5() {
+fn an_invalid_queue_pair_number_is_rejected_as_unsupported_request() {
     for qpn in [0, 1, 0xff_ffff] {
         assert_eq!(reason_after(|req| req.qpn = adverb_wire::Qpn::truncate(qpn)), Some(5));
     }
 }
 
 #[test]
-fn private_data_without_an_ip_header_is_rejected_with_28() {
+fn private_data_without_an_ip_header_is_rejected_as_consumer_reject() {
     assert_eq!(reason_after(|req| req.private_data = PrivateData::EMPTY), Some(28));
     assert_eq!(reason_after(|req| req.private_data = [0xff; 92].into()), Some(28));
 }
 
 #[test]
-fn an_ip_header_with_other_addresses_is_rejected_with_28() {
+fn an_ip_header_with_other_addresses_is_rejected_as_consumer_reject() {
     let header = |source: [u8; 4], destination: [u8; 4]| {
         CmaHeader::new((source, 1).into(), destination.into()).unwrap().prepend_to(&[]).unwrap()
     };
