@@ -113,8 +113,8 @@ pub(crate) struct Pacer {
 
 impl Pacer {
     pub(crate) fn new(now: Time, mut params: Dcqcn) -> Pacer {
-        // Values that are too small are raised: rates must be positive, and the recovery must end. With a larger shift,
-        // the gain would be 0.
+        // Values that are too small are raised: rates must be positive, and the recovery must end. A shift above 16 is
+        // reduced to 16, because the gain would be 0.
         params.min_rate = params.min_rate.max(1000);
         params.line_rate = params.line_rate.max(params.min_rate);
         params.additive_increase = params.additive_increase.max(params.line_rate >> 12);

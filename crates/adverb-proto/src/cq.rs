@@ -10,7 +10,8 @@ use crate::types::{ArmFor, Completion, Qpn, TimestampSource};
 pub struct Cq(pub(crate) u32);
 
 impl Cq {
-    /// Returns the handle with this number, for recordings of rdma-core's devices, which are not [`Device`](crate::Device)s.
+    /// Returns the handle with this number, for recordings of rdma-core's devices, which are not
+    /// [`Device`](crate::Device)s.
     pub const fn from_number(number: u32) -> Cq {
         Cq(number)
     }

@@ -12,7 +12,8 @@ use crate::types::RecvRequest;
 pub struct Srq(pub(crate) u32);
 
 impl Srq {
-    /// Returns the handle with this number, for recordings of rdma-core's devices, which are not [`Device`](crate::Device)s.
+    /// Returns the handle with this number, for recordings of rdma-core's devices, which are not
+    /// [`Device`](crate::Device)s.
     pub const fn from_number(number: u32) -> Srq {
         Srq(number)
     }

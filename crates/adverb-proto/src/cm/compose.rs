@@ -141,8 +141,9 @@ pub(super) fn rej(
     Mad { transaction_id: connection.transaction_id, message: Message::Rej(rej) }
 }
 
-/// Builds the REJ of a side whose deadline passed. The REJ always carries the CA GUID, because a peer that does not
-/// know this side's ID yet finds the connection by the GUID (`cm_acquire_rejected_id` in `cm.c`).
+/// Builds the REJ of a side whose deadline passed, or whose application aborts the connection. The REJ always carries
+/// the CA GUID, because a peer that does not know this side's ID yet finds the connection by the GUID
+/// (`cm_acquire_rejected_id` in `cm.c`).
 pub(super) fn rej_timeout(config: &Config, connection: &Connection) -> Mad {
     let info = AdditionalInfo::new(&config.ca_guid.to_be_bytes()).unwrap_or_default();
     rej(connection, RejectReason::Timeout, info, PrivateData::EMPTY)

@@ -68,7 +68,7 @@ fn both_queue_pairs_get_matching_attributes() {
 }
 
 #[test]
-fn the_starting_psn_of_a_message_is_the_first_psn_of_its_receiver() {
+fn the_starting_psn_of_a_message_is_the_first_psn_that_its_receiver_sends() {
     // The starting PSN is the one that the sender of the message expects: vol. 1, 12.7, and cm_req_handler in Linux's
     // cm.c.
     let mut pair = Pair::automatic();
