@@ -1,10 +1,16 @@
 //! `cargo xtask doc`: documentation, as docs.rs builds it.
 
-use anyhow::Result;
+use std::collections::HashSet;
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Result, ensure};
 use support::{paths, process};
 
-/// Builds the documentation of every crate; a broken link or a missing doc comment is an error.
+/// Builds the documentation of every crate; a broken link, a missing doc comment, or a test that SECURITY.md names and
+/// that doesn't exist, is an error.
 pub(crate) fn run() -> Result<()> {
+    check_test_names()?;
     let mut cargo = process::cargo("doc --workspace --no-deps --all-features");
     process::run(cargo.env("RUSTDOCFLAGS", "-D warnings"))?;
     // docs.rs sets `docsrs`, which enables an unstable rustdoc feature: items are marked with the cargo features they
@@ -12,4 +18,38 @@ pub(crate) fn run() -> Result<()> {
     let mut cargo = process::cargo("doc -p adverb -p adverb-net -p adverb-verbs --no-deps --all-features");
     cargo.env("RUSTDOCFLAGS", "-D warnings --cfg docsrs").env("RUSTC_BOOTSTRAP", "1");
     process::run(cargo.env("CARGO_TARGET_DIR", paths::cache()?.join("target-docsrs")))
+}
+
+/// Checks that every test that SECURITY.md names exists. A test may be renamed.
+fn check_test_names() -> Result<()> {
+    let mut git = Command::new("git");
+    git.args(["grep", "-hoE", "fn [a-z0-9_]+", "--", "*.rs"]).current_dir(paths::root());
+    let functions = process::text(&mut git)?;
+    let functions: HashSet<&str> = functions.lines().filter_map(|line| line.strip_prefix("fn ")).collect();
+    let text = fs::read_to_string(paths::root().join("SECURITY.md"))?;
+    let missing: Vec<&str> = test_names(&text).filter(|name| !functions.contains(name)).collect();
+    ensure!(missing.is_empty(), "SECURITY.md names tests that don't exist: {}", missing.join(", "));
+    Ok(())
+}
+
+/// Returns the names of tests in a text: words in backticks with at least three underscores, unlike functions of C and
+/// Rust that texts name.
+fn test_names(text: &str) -> impl Iterator<Item = &str> {
+    let is_name = |word: &&str| {
+        word.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
+            && word.bytes().filter(|byte| *byte == b'_').count() >= 3
+    };
+    text.split('`').skip(1).step_by(2).filter(is_name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_names_are_words_in_backticks_with_three_underscores() {
+        let text =
+            "See `a_flood_affects_nothing` and `ibv_post_send`; not_in_any_backticks, `Not_a_test_name`.";
+        assert_eq!(test_names(text).collect::<Vec<_>>(), ["a_flood_affects_nothing"]);
+    }
 }
