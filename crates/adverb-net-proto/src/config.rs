@@ -114,13 +114,13 @@ impl Config {
         2 * (self.max_outstanding_writes + UNCREDITED_WRITES + 2 * MAX_RENDEZVOUS) + parts
     }
 
-    /// Returns the number of receives for the peer's writes. So many are posted that those of an incomplete batch
-    /// aren't needed.
+    /// Returns the number of receives for the peer's writes. All but one of a batch are spare, because so many may wait
+    /// to be posted.
     pub(crate) fn receives(&self) -> u32 {
         self.max_outstanding_writes + UNCREDITED_WRITES + MAX_RENDEZVOUS + self.recv_batch() - 1
     }
 
-    /// Returns the number of receives that are posted together. Posting a single one takes nearly as long.
+    /// Returns the number of receives that are posted together. Posting them one by one takes twice as long.
     pub(crate) fn recv_batch(&self) -> u32 {
         (self.max_outstanding_writes / 4).clamp(1, MAX_RECV_BATCH)
     }

@@ -99,25 +99,24 @@ impl Driver {
             };
             // Reading the clock takes a noticeable part of a message's time, so it isn't read again after a poll that
             // finds completions.
-            let mut now = Instant::now();
+            let now = Instant::now();
             let left = deadline.left_at(now);
             if left.is_zero() {
                 return timed_out();
             }
-            locked.core.note_time(self.time_at(now));
+            locked.core.now = self.time_at(now);
             let left = left.min(locked.core.timeout());
             match block {
                 Block::Follow => {
                     self.progress.wait_for(&mut locked.core, left.min(MAX_WAIT));
-                    now = Instant::now();
-                    locked.core.note_time(self.time_at(now));
+                    locked.core.now = self.time();
                 }
                 Block::Spin(time) => {
-                    let mut done = std::mem::take(&mut locked.core.done);
+                    let (mut done, mut polled_at) = (std::mem::take(&mut locked.core.done), now);
                     let polled = without_lock(&mut locked.core, |lane| {
-                        spin(lane, &mut done, &mut now, time.min(left))
+                        spin(lane, &mut done, &mut polled_at, time.min(left))
                     });
-                    locked.core.note_time(self.time_at(now));
+                    locked.core.note_time(self.time_at(polled_at));
                     caller.spun(&mut locked, !matches!(polled, Ok(0)));
                     self.handle_polled(&mut locked.core, polled, &mut done);
                     locked.core.done = done;
@@ -125,8 +124,7 @@ impl Driver {
                 Block::Sleep => {
                     let left = left.min(self.max_sleep(&locked.core));
                     let slept = without_lock(&mut locked.core, |lane| lane.wait_event(left));
-                    now = Instant::now();
-                    locked.core.note_time(self.time_at(now));
+                    locked.core.now = self.time();
                     match slept {
                         Ok(true) => caller.event_taken(&mut locked),
                         Ok(false) => self.check_manager(&mut locked.core),

@@ -111,7 +111,8 @@ impl TaskWait {
             }
             driver.tasks.add(self.waker, cx.waker());
             self.state = State::Blocked;
-            let timeout = driver.timeout(&mut locked.core);
+            locked.core.now = driver.time();
+            let timeout = locked.core.timeout();
             drop(locked);
             // An event that was raised before the waker was registered has not woken the task.
             if block == Block::Sleep && self.take_event(driver, events)? {

@@ -322,13 +322,6 @@ impl Driver {
         }
     }
 
-    /// Reads the clock, and returns the time until the connection's next timeout.
-    #[cfg(feature = "tokio")]
-    pub(crate) fn timeout(&self, core: &mut Core) -> Duration {
-        core.now = self.time();
-        core.timeout()
-    }
-
     /// Handles the timeouts that are due at the time of the last reading of the clock.
     pub(crate) fn handle_timeout(&self, core: &mut MutexGuard<'_, Core>) {
         let (connection, mut memory, now) = core.parts();
