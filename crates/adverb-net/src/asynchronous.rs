@@ -561,7 +561,8 @@ impl Connection {
         let (mut wait, mut timer, mut limit) = (TaskWait::begin(driver), pin!(None), pin!(None));
         poll_fn(|cx| {
             let polled = wait.poll(cx, driver, &self.events, timer.as_mut(), &mut ready);
-            // A spinning task is polled again at once, and setting a timer takes longer than most spins.
+            // A spinning task is polled again at once, and setting a timer takes longer than most spins. So the time
+            // limit counts from the end of the spin, at most a few dozen microseconds later.
             if polled.is_ready() || wait.is_spinning() || timeout == Duration::MAX {
                 return polled;
             }
