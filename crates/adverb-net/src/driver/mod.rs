@@ -307,8 +307,11 @@ impl Driver {
         let mut value = ready(self, core);
         if let Ok(None) = value {
             // The caller may wait for the answer to messages that were fed, so they are posted now.
-            self.flush(core);
-            self.drive(core);
+            let has_posted = self.flush(core);
+            let has_polled = self.drive(core);
+            if !has_posted && !has_polled && !core.connection.has_events() {
+                return value;
+            }
             value = ready(self, core);
         }
         self.handle_pending(core);

@@ -25,22 +25,29 @@ const MAX_PEER_REGIONS: usize = 4096;
 const UNKNOWN_CAUSE: &str = "check the device's events: it may have refused a request of the peer, because no request of this side failed";
 
 impl Driver {
-    /// Polls the device, and [advances](Driver::advance) the connection, unless a leading thread does that.
-    pub(crate) fn drive(&self, core: &mut MutexGuard<'_, Core>) {
-        if !core.waiters.has_leader() {
-            self.poll_lane(core);
-        }
+    /// [Polls](Driver::poll_lane) the device, unless a leading thread does that. Returns whether there was a result.
+    pub(crate) fn drive(&self, core: &mut MutexGuard<'_, Core>) -> bool {
+        !core.waiters.has_leader() && self.poll_lane(core)
     }
 
-    /// Polls the device, and [advances](Driver::advance) the connection.
-    pub(crate) fn poll_lane(&self, core: &mut MutexGuard<'_, Core>) {
-        let mut done = std::mem::take(&mut core.done);
-        let polled = core.lane.completions.poll(&mut done);
-        if !matches!(polled, Ok(0)) {
-            core.now = self.time();
+    /// Polls the device. Returns whether there was a result, after which the connection is
+    /// [advanced](Driver::advance).
+    pub(crate) fn poll_lane(&self, core: &mut MutexGuard<'_, Core>) -> bool {
+        let Core { lane, done, .. } = &mut **core;
+        let polled = lane.completions.poll(done);
+        // Most polls of a spinning caller find nothing.
+        if let Ok(0) = polled
+            && !core.is_draining()
+        {
+            core.unpolled = 0;
+            core.waiters.polled(false);
+            return false;
         }
+        core.now = self.time();
+        let mut done = std::mem::take(&mut core.done);
         self.handle_polled(core, polled, &mut done);
         core.done = done;
+        true
     }
 
     /// Handles the result of a poll, whose time is noted, and [advances](Driver::advance) the connection.
@@ -139,12 +146,14 @@ impl Driver {
         }
     }
 
-    /// Posts all requests of the connection.
+    /// Posts all requests of the connection. Returns whether there may have been any.
     #[inline]
-    pub(super) fn post_all(&self, core: &mut Core) {
-        if core.connection.has_output() {
+    pub(super) fn post_all(&self, core: &mut Core) -> bool {
+        let has_output = core.connection.has_output();
+        if has_output {
             self.post_requests(core);
         }
+        has_output
     }
 
     fn post_requests(&self, core: &mut Core) {

@@ -291,10 +291,11 @@ impl Driver {
         Ok(is_enqueued)
     }
 
-    /// Posts the messages that were fed, or has them posted once the peer grants credits.
-    pub(crate) fn flush(&self, core: &mut Core) {
+    /// Posts the messages that were fed, or has them posted once the peer grants credits. Returns whether there may have
+    /// been requests to post.
+    pub(crate) fn flush(&self, core: &mut Core) -> bool {
         core.connection.flush();
-        self.post_all(core);
+        self.post_all(core)
     }
 
     /// Whether the write of this number was posted.

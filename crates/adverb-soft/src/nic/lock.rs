@@ -49,7 +49,7 @@ impl Drop for EngineGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         if self.engine.notifications.0.is_some() {
-            self.notifications = std::mem::take(&mut self.engine.notifications);
+            std::mem::swap(&mut self.notifications, &mut self.engine.notifications);
         }
     }
 }

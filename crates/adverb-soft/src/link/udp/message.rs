@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 use std::time::{Duration, Instant};
 
+use adverb_proto::IcrcCheck;
 use adverb_wire::{Flow, ICRC_LEN, MAX_HEADER_LEN};
 use nix::libc;
 
@@ -16,7 +17,7 @@ use super::UdpStatistics;
 use super::clock::Clock;
 use super::share;
 use super::socket::SEND_TIME;
-use crate::link::{MAX_GSO_PACKETS, TxPacket};
+use crate::link::{MAX_GSO_PACKETS, RxPacket, TxPacket};
 
 /// The maximum number of packets per system call.
 const MAX_BATCH: usize = 64;
@@ -173,7 +174,7 @@ type SendTimeControls = [u64; 32];
 fn gso_batch_len(packets: &[TxPacket<'_>], uses_gso: bool, shared: Option<SocketAddr>) -> usize {
     let [first, rest @ ..] = packets else { return 0 };
     let length = first.bytes.len();
-    if !uses_gso || length <= ICRC_LEN {
+    if rest.is_empty() || !uses_gso || length <= ICRC_LEN {
         return 1;
     }
     let key = |packet: &TxPacket<'_>| {
@@ -205,6 +206,23 @@ pub(super) struct Datagram<'a> {
     pub(super) flow_label: u32,
     pub(super) received_at: Option<Instant>,
     pub(super) bytes: &'a [u8],
+}
+
+impl Datagram<'_> {
+    /// Returns the packet in the datagram.
+    #[inline]
+    pub(super) fn to_packet(&self, destination: SocketAddr, icrc: IcrcCheck) -> RxPacket<'_> {
+        RxPacket {
+            source: self.source,
+            destination,
+            traffic_class: self.traffic_class,
+            hop_limit: self.hop_limit,
+            flow_label: self.flow_label,
+            icrc,
+            received_at: self.received_at,
+            bytes: self.bytes,
+        }
+    }
 }
 
 /// A receiver of datagrams.

@@ -342,6 +342,25 @@ impl UdpLink {
         Some(TimedSend::Accepted(Some(clock.convert(time, Instant::now()).max(start))))
     }
 
+    /// Receives up to about `max` packets to the link's own address, and returns their number, including dropped ones.
+    fn receive_unicast(&mut self, max: usize, each: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
+        let UdpLink { local, icrc, statistics, receiving, receiver, shared, .. } = self;
+        let mut deliver = |datagram: &Datagram<'_>| each(&datagram.to_packet(*local, *icrc));
+        let socket = receiving.socket().as_fd();
+        let Some(shared) = shared else {
+            return receiver.receive(socket, max, statistics, &mut deliver);
+        };
+        let mut count = if shared.is_due() { shared.serve(max, &mut deliver) } else { 0 };
+        if count < max {
+            count += receiver.receive(socket, max - count, statistics, &mut |datagram| {
+                if shared.accept_or_pass_on(datagram) {
+                    deliver(datagram);
+                }
+            })?;
+        }
+        Ok(count)
+    }
+
     /// Sends packets from one source, and returns the number of accepted packets.
     fn send_from(&mut self, source: SocketAddr, packets: &[TxPacket<'_>]) -> io::Result<usize> {
         let mut accepted = 0;
@@ -410,19 +429,9 @@ impl Link for UdpLink {
     }
 
     fn receive(&mut self, max: usize, each: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
-        let UdpLink { local, icrc, statistics, sending, .. } = self;
-        let mut deliver = |destination, datagram: &Datagram<'_>| {
-            each(&RxPacket {
-                source: datagram.source,
-                destination,
-                traffic_class: datagram.traffic_class,
-                hop_limit: datagram.hop_limit,
-                flow_label: datagram.flow_label,
-                icrc: *icrc,
-                received_at: datagram.received_at,
-                bytes: datagram.bytes,
-            });
-        };
+        if self.groups.is_empty() {
+            return self.receive_unicast(max, each);
+        }
         let socket_count = 1 + self.groups.len();
         let (first, mut count) = (self.first_socket % socket_count, 0);
         for index in (first..socket_count).chain(0..first) {
@@ -434,30 +443,16 @@ impl Link for UdpLink {
                 break;
             }
             let Some(group) = index.checked_sub(1) else {
-                let socket = self.receiving.socket().as_fd();
-                let mut deliver_unicast = |datagram: &Datagram<'_>| deliver(*local, datagram);
-                let Some(shared) = &mut self.shared else {
-                    count += self.receiver.receive(socket, left, statistics, &mut deliver_unicast)?;
-                    continue;
-                };
-                if shared.is_due() {
-                    count += shared.serve(left, &mut deliver_unicast);
-                }
-                if count < max {
-                    count += self.receiver.receive(socket, max - count, statistics, &mut |datagram| {
-                        if shared.accept_or_pass_on(datagram) {
-                            deliver_unicast(datagram);
-                        }
-                    })?;
-                }
+                count += self.receive_unicast(left, each)?;
                 continue;
             };
-            let Group { address, socket, receiver } = &mut self.groups[group];
+            let UdpLink { local, icrc, statistics, sending, groups, .. } = self;
+            let Group { address, socket, receiver } = &mut groups[group];
             let destination = SocketAddr::new(*address, ROCE_PORT);
             count += receiver.receive(socket.as_fd(), left, statistics, &mut |datagram| {
                 let is_own = datagram.source.ip() == local.ip() && sending.contains(datagram.source.port());
                 if !is_own {
-                    deliver(destination, datagram);
+                    each(&datagram.to_packet(destination, *icrc));
                 }
             })?;
         }
@@ -466,9 +461,10 @@ impl Link for UdpLink {
 
     fn deadline(&self) -> Option<Instant> {
         let mut groups = self.groups.iter();
-        let has_buffered = self.receiver.has_buffered() || groups.any(|group| group.receiver.has_buffered());
-        let buffered = has_buffered.then(Instant::now);
-        buffered.into_iter().chain(self.shared.as_ref().and_then(|shared| shared.deadline())).min()
+        if self.receiver.has_buffered() || groups.any(|group| group.receiver.has_buffered()) {
+            return Some(Instant::now());
+        }
+        self.shared.as_ref()?.deadline()
     }
 
     fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
