@@ -34,7 +34,7 @@ const STEPS: &[&str] = &[
     "wire-check",
     "overhead",
     "deny",
-    "fuzz --seconds 115",
+    "fuzz --seconds 60",
     "fuzz --seconds 60 handshake",
     "vm smoke",
     "device-tests",

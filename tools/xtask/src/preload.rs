@@ -1,6 +1,7 @@
 //! `cargo xtask preload`: links the shared libraries of adverb-preload, and tests them with rdma-core's own programs.
 
 mod check;
+mod matrix;
 mod programs;
 mod rdmacm;
 mod storage;
@@ -26,13 +27,19 @@ pub(crate) struct Args {
     /// Run rdma-core's example programs on the libraries.
     #[arg(long)]
     check: bool,
+    /// Run perftest and ucx_perftest on the libraries with many options, without loss and with 1 % loss.
+    #[arg(long)]
+    matrix: bool,
 }
 
 /// Builds the libraries, and tests them if the arguments ask for it.
 pub(crate) fn run(args: &Args) -> Result<()> {
     let directory = build(args.out.clone(), if args.debug { "dev" } else { "release" })?;
     println!("{}", directory.display());
-    if args.check { check::run(&directory) } else { Ok(()) }
+    if args.check {
+        check::run(&directory)?;
+    }
+    if args.matrix { check::run_matrix(&directory) } else { Ok(()) }
 }
 
 /// Builds and tests the libraries without optimization, as CI does.

@@ -93,12 +93,12 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         let groups = matrix::groups(cells.iter().filter(|cell| cell.mtu == mtu));
         let mut jobs: Vec<Job> = groups.into_iter().map(Job::Cells).collect();
         if mtu == Mtu::Mtu1024 {
-            let mut programs = [pingpong::programs(&pingpong), rping::programs(&rping)].concat();
+            let own = [pingpong::programs(&pingpong), rping::programs(&rping)];
+            let mut programs = [own.concat(), preload::programs(&adverb, &libraries)].concat();
             if let Some(tenth) = tenth {
                 // There are few programs, so a fifth of them runs: every fifth varies in kind, role and address family.
                 programs = programs.into_iter().skip(usize::from(tenth) % 5).step_by(5).collect();
             }
-            programs.extend(preload::programs(&adverb, &libraries));
             let is_chosen = |program: &Program| args.filter.iter().all(|words| program.name.contains(words));
             jobs.extend(programs.into_iter().filter(is_chosen).map(Job::Program));
         }

@@ -28,17 +28,34 @@ pub(super) fn run(libraries: &Path) -> Result<()> {
         "ucx-utils",
         "util-linux",
     ])?;
+    with_copy(libraries, |copy| {
+        run_programs(copy)?;
+        copy_command(copy)?;
+        super::programs::run(copy)?;
+        super::storage::run(copy)
+    })
+}
+
+/// Runs the [matrix](super::matrix) as an unprivileged user.
+pub(super) fn run_matrix(libraries: &Path) -> Result<()> {
+    packages::ensure(&["perftest", "ucx-utils", "util-linux"])?;
+    with_copy(libraries, |copy| copy_command(copy).and_then(|()| super::matrix::run(copy)))
+}
+
+/// Calls a function with a copy of the libraries that everyone may read.
+fn with_copy(libraries: &Path, run: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let copy = std::env::temp_dir().join(format!("adverb-preload-{}", std::process::id()));
     fs::create_dir(&copy)?;
-    let result = copy_libraries(libraries, &copy).and_then(|()| run_programs(&copy)).and_then(|()| {
-        // With the features of the tests, which have built it.
-        let adverb = process::build("build --workspace --all-features --bin adverb")?;
-        fs::copy(adverb, copy.join("adverb"))?;
-        super::programs::run(&copy)?;
-        super::storage::run(&copy)
-    });
+    let result = copy_libraries(libraries, &copy).and_then(|()| run(&copy));
     fs::remove_dir_all(&copy)?;
     result
+}
+
+/// Builds the command `adverb`, with the features of the tests, which have built it, and copies it to a directory.
+fn copy_command(to: &Path) -> Result<()> {
+    let adverb = process::build("build --workspace --all-features --bin adverb")?;
+    fs::copy(adverb, to.join("adverb"))?;
+    Ok(())
 }
 
 /// Copies the libraries to a directory that everyone may read.

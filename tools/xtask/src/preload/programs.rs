@@ -89,7 +89,7 @@ fn summary(directory: &Path) -> Result<()> {
 
 /// Runs a program as a server and, with a further argument, as a client. Returns what the client wrote to the standard
 /// error and the standard output.
-fn pair(
+pub(super) fn pair(
     directory: &Path,
     run_options: &[&str],
     environment: &[(&str, &str)],
@@ -143,7 +143,9 @@ fn pair(
 fn is_refused(client: &Output) -> bool {
     let text = [client.stdout.as_slice(), client.stderr.as_slice()].concat();
     let text = String::from_utf8_lossy(&text).to_lowercase();
-    !client.status.success() && (text.contains("couldn't connect") || text.contains("connection refused"))
+    // The last one is perftest's with `-R`.
+    let texts = ["couldn't connect", "connection refused", "unexpected cm event"];
+    !client.status.success() && texts.iter().any(|refused| text.contains(refused))
 }
 
 /// Returns a command for a program on the libraries, without privileges and with a time limit.
