@@ -18,9 +18,27 @@ impl EngineLock {
 
     #[inline]
     pub(super) fn lock(&self) -> EngineGuard<'_> {
-        EngineGuard { engine: self.0.lock(), notifications: Notifications::default() }
+        let engine = self.0.try_lock().unwrap_or_else(|| self.wait());
+        EngineGuard { engine, notifications: Notifications::default() }
+    }
+
+    /// Waits for the lock. The caller may be the thread of an async runtime, which must not sleep, so it lets other threads
+    /// run several times before it does.
+    #[cold]
+    fn wait(&self) -> MutexGuard<'_, Engine> {
+        for _ in 0..YIELDS {
+            std::thread::yield_now();
+            if let Some(engine) = self.0.try_lock() {
+                return engine;
+            }
+        }
+        self.0.lock()
     }
 }
+
+/// The number of times that a thread lets others run before it sleeps until the lock is released. They take about as long
+/// as sending a full batch of packets, which is the longest that the lock is usually held.
+const YIELDS: u32 = 200;
 
 /// The guard of a locked engine. Dropping it releases the lock, then sends the engine's notifications.
 pub(super) struct EngineGuard<'a> {
