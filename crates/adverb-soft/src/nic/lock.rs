@@ -9,16 +9,22 @@ use super::engine::Engine;
 use crate::channel::Channel;
 
 /// The lock of a NIC's engine.
-pub(super) struct EngineLock(Mutex<Engine>);
+pub(super) struct EngineLock {
+    engine: Mutex<Engine>,
+    /// The number of times that a thread lets others run before it sleeps until the lock is released.
+    yields: u32,
+}
 
 impl EngineLock {
     pub(super) fn new(engine: Engine) -> EngineLock {
-        EngineLock(Mutex::new(engine))
+        // On one CPU, a thread that yields instead of sleeping takes time from the thread that has the lock.
+        let cpu_count = std::thread::available_parallelism().map_or(1, usize::from);
+        EngineLock { engine: Mutex::new(engine), yields: if cpu_count > 1 { YIELDS } else { 0 } }
     }
 
     #[inline]
     pub(super) fn lock(&self) -> EngineGuard<'_> {
-        let engine = self.0.try_lock().unwrap_or_else(|| self.wait());
+        let engine = self.engine.try_lock().unwrap_or_else(|| self.wait());
         EngineGuard { engine, notifications: Notifications::default() }
     }
 
@@ -26,18 +32,18 @@ impl EngineLock {
     /// run several times before it does.
     #[cold]
     fn wait(&self) -> MutexGuard<'_, Engine> {
-        for _ in 0..YIELDS {
+        for _ in 0..self.yields {
             std::thread::yield_now();
-            if let Some(engine) = self.0.try_lock() {
+            if let Some(engine) = self.engine.try_lock() {
                 return engine;
             }
         }
-        self.0.lock()
+        self.engine.lock()
     }
 }
 
-/// The number of times that a thread lets others run before it sleeps until the lock is released. They take about as long
-/// as sending a full batch of packets, which is the longest that the lock is usually held.
+/// The number of yields with several CPUs. They take about as long as sending a full batch of packets, which is the longest
+/// that the lock is usually held.
 const YIELDS: u32 = 200;
 
 /// The guard of a locked engine. Dropping it releases the lock, then sends the engine's notifications.
