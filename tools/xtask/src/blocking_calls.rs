@@ -28,6 +28,10 @@ pub(crate) struct Args {
     /// Print no backtraces, which need another and slower run.
     #[arg(long)]
     no_backtraces: bool,
+    /// Shared library with another allocator than the C library's, such as libjemalloc.so.2. Threads that allocate wait for
+    /// the lock of glibc's allocator now and then.
+    #[arg(long, value_name = "NAME")]
+    allocator: Option<String>,
     /// Program to run instead of building it.
     #[arg(long, value_name = "PATH")]
     program: Option<String>,
@@ -134,6 +138,9 @@ impl Scratch {
             TraceScope::RuntimeThread => &mut strace,
             TraceScope::Backtraces => strace.args(["-ff", "-k"]),
         };
+        if let Some(allocator) = &args.allocator {
+            strace.args(["-E", &format!("LD_PRELOAD={allocator}")]);
+        }
         strace.args([program, &args.connections.to_string(), &args.rounds.to_string()]);
         process::run(&mut strace)?;
         read(&directory)
