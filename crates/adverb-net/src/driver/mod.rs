@@ -308,8 +308,9 @@ impl Driver {
         if let Ok(None) = value {
             // The caller may wait for the answer to messages that were fed, so they are posted now.
             let has_posted = self.flush(core);
-            let has_polled = self.drive(core);
-            if !has_posted && !has_polled && !core.connection.has_events() {
+            let has_advanced = self.drive(core);
+            // Nothing has changed, so `ready` would return none again.
+            if !has_posted && !has_advanced && !core.connection.has_events() {
                 return value;
             }
             value = ready(self, core);

@@ -25,13 +25,14 @@ const MAX_PEER_REGIONS: usize = 4096;
 const UNKNOWN_CAUSE: &str = "check the device's events: it may have refused a request of the peer, because no request of this side failed";
 
 impl Driver {
-    /// [Polls](Driver::poll_lane) the device, unless a leading thread does that. Returns whether there was a result.
+    /// [Polls](Driver::poll_lane) the device, unless a leading thread does that. Returns whether the connection was
+    /// advanced.
     pub(crate) fn drive(&self, core: &mut MutexGuard<'_, Core>) -> bool {
         !core.waiters.has_leader() && self.poll_lane(core)
     }
 
-    /// Polls the device. Returns whether there was a result, after which the connection is
-    /// [advanced](Driver::advance).
+    /// Polls the device, and [advances](Driver::advance) the connection, unless there are no completions and the lane is
+    /// not being drained. Returns whether the connection was advanced.
     pub(crate) fn poll_lane(&self, core: &mut MutexGuard<'_, Core>) -> bool {
         let Core { lane, done, .. } = &mut **core;
         let polled = lane.completions.poll(done);

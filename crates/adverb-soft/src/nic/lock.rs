@@ -28,8 +28,8 @@ impl EngineLock {
         EngineGuard { engine, notifications: Notifications::default() }
     }
 
-    /// Waits for the lock. The caller may be the thread of an async runtime, which must not sleep, so it lets other threads
-    /// run several times before it does.
+    /// Waits for the lock. The caller may be the thread of an async runtime, which should not sleep. So it yields to other
+    /// threads, and sleeps only if the lock is held for long.
     #[cold]
     fn wait(&self) -> MutexGuard<'_, Engine> {
         for _ in 0..self.yields {
