@@ -34,7 +34,7 @@ pub(crate) struct Args {
 
 /// Builds the libraries, and tests them if the arguments ask for it.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let directory = build(args.out.clone(), if args.debug { "dev" } else { "release" })?;
+    let directory = build(args.out.clone(), if args.debug { "dev" } else { "dist" })?;
     println!("{}", directory.display());
     if args.check {
         check::run(&directory)?;
