@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use adverb_proto::types::PathMtu;
 use adverb_wire::{ICRC_LEN, MAX_HEADER_LEN};
@@ -48,6 +48,16 @@ impl Interface {
         describe(entry, address)
     }
 
+    /// Whether the interface with this name is up and running. This doesn't list the interfaces, so it takes the same time
+    /// on a machine with many.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if no interface has the name.
+    pub fn is_running(name: &str) -> io::Result<bool> {
+        Ok(flags(name)?.contains(UP_AND_RUNNING))
+    }
+
     /// Returns the interfaces of this machine, with one entry per address.
     ///
     /// # Errors
@@ -68,6 +78,9 @@ impl Interface {
     }
 }
 
+/// The flags of an interface that can send and receive.
+const UP_AND_RUNNING: InterfaceFlags = InterfaceFlags::IFF_UP.union(InterfaceFlags::IFF_RUNNING);
+
 fn describe(entry: &InterfaceAddress, address: IpAddr) -> io::Result<Interface> {
     let name = &entry.interface_name;
     Ok(Interface {
@@ -75,7 +88,7 @@ fn describe(entry: &InterfaceAddress, address: IpAddr) -> io::Result<Interface> 
         mtu: mtu(name)?,
         name: name.clone(),
         address,
-        is_up: entry.flags.contains(InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING),
+        is_up: entry.flags.contains(UP_AND_RUNNING),
         is_loopback: entry.flags.contains(InterfaceFlags::IFF_LOOPBACK),
     })
 }
@@ -87,23 +100,44 @@ fn address_of(entry: &InterfaceAddress) -> Option<IpAddr> {
 }
 
 nix::ioctl_readwrite_bad!(interface_mtu, libc::SIOCGIFMTU, libc::ifreq);
+nix::ioctl_readwrite_bad!(interface_flags, libc::SIOCGIFFLAGS, libc::ifreq);
 
 /// Returns the MTU of an interface. The file `mtu` in sysfs isn't read, because it may be that of another network
 /// namespace.
 fn mtu(name: &str) -> io::Result<u32> {
-    // Any socket works, even without an address. The machine may support only one of the address families.
-    let socket = |family| socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None);
-    let socket = socket(AddressFamily::Inet).or_else(|_| socket(AddressFamily::Inet6))?;
-    let mut request =
-        libc::ifreq { ifr_name: [0; libc::IFNAMSIZ], ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_mtu: 0 } };
-    for (target, byte) in request.ifr_name[..libc::IFNAMSIZ - 1].iter_mut().zip(name.bytes()) {
-        *target = byte as libc::c_char;
-    }
+    let (socket, mut request) = (any_socket()?, request(name));
     // SAFETY: the name ends with a zero, and this request writes only the MTU.
     unsafe { interface_mtu(socket.as_raw_fd(), &mut request) }?;
     // SAFETY: any bytes are a valid number, and these are initialized.
     let mtu = unsafe { request.ifr_ifru.ifru_mtu };
     u32::try_from(mtu).map_err(io::Error::other)
+}
+
+/// Returns the flags of an interface.
+fn flags(name: &str) -> io::Result<InterfaceFlags> {
+    let (socket, mut request) = (any_socket()?, request(name));
+    // SAFETY: the name ends with a zero, and this request writes only the flags.
+    unsafe { interface_flags(socket.as_raw_fd(), &mut request) }?;
+    // SAFETY: any bytes are a valid number, and these are initialized.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    Ok(InterfaceFlags::from_bits_truncate(flags.into()))
+}
+
+/// Opens a socket to request the properties of an interface. Any socket works, even without an address. The machine may
+/// support only one of the address families.
+fn any_socket() -> io::Result<OwnedFd> {
+    let socket = |family| socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None);
+    Ok(socket(AddressFamily::Inet).or_else(|_| socket(AddressFamily::Inet6))?)
+}
+
+/// Returns a request for a property of an interface.
+fn request(name: &str) -> libc::ifreq {
+    let mut request =
+        libc::ifreq { ifr_name: [0; libc::IFNAMSIZ], ifr_ifru: libc::__c_anonymous_ifr_ifru { ifru_mtu: 0 } };
+    for (target, byte) in request.ifr_name[..libc::IFNAMSIZ - 1].iter_mut().zip(name.bytes()) {
+        *target = byte as libc::c_char;
+    }
+    request
 }
 
 #[cfg(test)]
@@ -121,6 +155,7 @@ mod tests {
         assert_eq!(Interface { address: loopback.address, ..other.clone() }, loopback);
         assert_eq!(other.address.to_string(), "127.77.3.4");
         assert!(Interface::all().unwrap().contains(&loopback));
+        assert!(Interface::is_running(&loopback.name).unwrap());
     }
 
     #[test]
@@ -132,6 +167,7 @@ mod tests {
             }
             let down = Interface::of("127.0.0.1".parse().unwrap()).unwrap();
             assert_eq!((down.name.as_str(), down.is_up, down.mtu), ("lo", false, 65536));
+            assert!(!Interface::is_running("lo").unwrap());
         });
         isolated.join().unwrap();
     }
@@ -140,6 +176,9 @@ mod tests {
     fn an_address_of_no_interface_is_an_error() {
         let error = Interface::of("203.0.113.77".parse().unwrap()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
+        for name in ["", "adverb-missing", "a-name-that-no-interface-can-have"] {
+            assert_eq!(Interface::is_running(name).unwrap_err().raw_os_error(), Some(libc::ENODEV), "{name}");
+        }
     }
 
     #[test]

@@ -26,6 +26,9 @@ pub(crate) struct Device {
     pub(super) name: String,
     /// Whether the addresses belong to network interfaces.
     is_on_interface: bool,
+    /// The names of the addresses' interfaces, as they were when the device was opened. Listing the interfaces takes long
+    /// on a machine with many, and every new queue pair needs them.
+    netdevs: Vec<Option<String>>,
     /// The congestion control of queue pairs.
     pub(super) congestion: Congestion,
     /// The ids of shared receive queues in events, by the NIC's numbers.
@@ -54,7 +57,22 @@ impl Device {
     pub(super) fn new(nic: Nic, name: String, is_on_interface: bool, congestion: Congestion) -> Device {
         let (shared, ports) = (Mutex::default(), Mutex::default());
         let (address_handle_count, open_marker) = (AtomicU16::default(), Arc::default());
-        Device { nic, name, is_on_interface, congestion, shared, ports, address_handle_count, open_marker }
+        let netdev = |address: &IpAddr| interface(*address).ok().map(|interface| interface.name);
+        let netdevs = match is_on_interface {
+            true => nic.addresses().iter().map(netdev).collect(),
+            false => vec![None; nic.addresses().len()],
+        };
+        Device {
+            nic,
+            name,
+            is_on_interface,
+            netdevs,
+            congestion,
+            shared,
+            ports,
+            address_handle_count,
+            open_marker,
+        }
     }
 
     pub(crate) fn is_on_interface(&self) -> bool {
@@ -127,26 +145,26 @@ impl Device {
     }
 
     pub(crate) fn gid_table(&self) -> Result<Vec<GidEntry>> {
-        let entry = |(index, address): (usize, &IpAddr)| {
+        let entry = |(index, (address, netdev)): (usize, (&IpAddr, &Option<String>))| {
             let mut entry = GidEntry::new(1, index as u32, Gid::from(*address), GidType::RoceV2);
-            entry.netdev = self.interface(*address).map(|interface| interface.name);
+            entry.netdev.clone_from(netdev);
             entry
         };
-        Ok(self.nic.addresses().iter().enumerate().map(entry).collect())
+        Ok(self.nic.addresses().iter().zip(&self.netdevs).enumerate().map(entry).collect())
     }
 
     /// Returns the state of the port: active if an interface with one of the addresses is up or not needed.
     fn state(&self) -> PortState {
-        let is_up = |address: &IpAddr| self.interface(*address).is_some_and(|interface| interface.is_up);
-        match !self.is_on_interface || self.nic.addresses().iter().any(is_up) {
+        let is_up = |(address, netdev): (&IpAddr, &Option<String>)| {
+            let name = netdev.as_deref().unwrap_or_default();
+            // The interface may have another name now.
+            let is_up = Interface::is_running(name).or_else(|_| interface(*address).map(|found| found.is_up));
+            is_up.unwrap_or(false)
+        };
+        match !self.is_on_interface || self.nic.addresses().iter().zip(&self.netdevs).any(is_up) {
             true => PortState::Active,
             false => PortState::Down,
         }
-    }
-
-    /// Returns the interface of an address.
-    fn interface(&self, address: IpAddr) -> Option<Interface> {
-        Interface::of(Gid::from(address).udp_addr().ip()).ok().filter(|_| self.is_on_interface)
     }
 
     /// Checks the number of a port: there is only port 1.
@@ -160,6 +178,11 @@ impl Device {
             hint: "use port 1: a software device has no other".into(),
         })
     }
+}
+
+/// Returns the interface of a NIC's address.
+fn interface(address: IpAddr) -> io::Result<Interface> {
+    Interface::of(Gid::from(address).udp_addr().ip())
 }
 
 /// Returns the GUID of a NIC with these addresses: a locally administered one. It differs for each IPv4 address, and
