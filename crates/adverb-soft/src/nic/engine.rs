@@ -248,13 +248,13 @@ impl Engine {
         let delayed_ack = self.schedule.delayed_ack;
         let mut budget = BUDGET;
         loop {
-            let received = self.receive(budget)?;
+            let (received, received_at) = self.receive(budget)?;
             // A packet of an earlier round may have completed a request of another queue, whose event is not delivered yet.
             let is_first = budget == BUDGET;
             if is_first && received == 0 && poller.is_some() && self.is_idle() {
                 return Ok(Work::Done);
             }
-            let now = self.now();
+            let now = received_at.unwrap_or_else(|| self.now());
             if poller.is_some() {
                 self.schedule.record_poll(now);
             }
@@ -311,14 +311,14 @@ impl Engine {
         })
     }
 
-    /// Receives a batch of at most `max` packets, and returns their number.
-    fn receive(&mut self, max: usize) -> io::Result<usize> {
+    /// Receives a batch of at most `max` packets. Returns their number, and the time at which the first was received.
+    fn receive(&mut self, max: usize) -> io::Result<(usize, Option<Time>)> {
         let Engine { device, memory, link: Some(link), start, receive_time_source: source, .. } = self else {
-            return Ok(0);
+            return Ok((0, None));
         };
         // The clock is read with the first packet, because most calls receive none.
         let mut time = None;
-        link.receive(max, &mut |rx_packet| {
+        let count = link.receive(max, &mut |rx_packet| {
             let now = *time.get_or_insert_with(|| Time::ZERO + start.elapsed());
             // Datagrams that aren't packets are dropped.
             let Ok(packet) = Packet::parse(rx_packet.bytes) else { return };
@@ -341,7 +341,8 @@ impl Engine {
             if device.sink().wants_payload() {
                 device.sink_mut().record_payload(packet.payload());
             }
-        })
+        })?;
+        Ok((count, time))
     }
 
     /// Sends at most `max_count` packets, and returns the number of packets sent.

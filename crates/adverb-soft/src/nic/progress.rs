@@ -60,7 +60,11 @@ fn step(shared: &Shared) -> bool {
 }
 
 /// Wakes the progress thread if it would sleep past the time at which the engine has work again.
+#[inline]
 pub(super) fn wake(shared: &Shared, engine: &mut Engine, work: Work) {
+    if !engine.schedule.may_oversleep() {
+        return;
+    }
     let deadline = if work == Work::More { Time::ZERO } else { engine.deadline() };
     if engine.schedule.hand_over(deadline) {
         engine.notifications.push(&shared.wake_channel);

@@ -161,6 +161,13 @@ impl Schedule {
         self.is_armed = false;
     }
 
+    /// Whether the progress thread may sleep past a deadline. It may not if it wakes up while a polling caller checks the
+    /// timers, so that most polls don't compute the deadline.
+    #[inline]
+    pub(super) fn may_oversleep(&self) -> bool {
+        self.polled_until() < self.asleep_until
+    }
+
     /// Leaves the work that is due at `deadline` to the progress thread. Returns whether the progress thread must be
     /// woken, because it would sleep past the deadline.
     ///

@@ -51,44 +51,44 @@ pub(super) fn send(
     let mut trailers = [const { MaybeUninit::<[u8; ICRC_LEN]>::uninit() }; MAX_BATCH];
     let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; 2 * MAX_BATCH];
     let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_BATCH];
-    // The indexes of the first packet and the first piece of each message, and the ends of the last message.
-    let mut starts = [(0, 0); MAX_BATCH + 1];
-    let (mut message_count, mut packet_count, mut piece_count) = (0, 0, 0);
+    // The number of packets in the first messages: none in none, and so on.
+    let mut packet_counts = [0u8; MAX_BATCH + 1];
+    let (mut message_count, mut packet_count) = (0, 0);
+    let mut free_pieces = pieces.as_mut_slice();
     while packet_count < packets.len() {
         let rest = &packets[packet_count..];
         let batch = &rest[..gso_batch_len(rest, uses_gso, shared)];
+        let mut piece_count = 0;
         for (number, packet) in batch.iter().enumerate() {
             let (bytes, icrc) = match packet.bytes.split_last_chunk::<ICRC_LEN>() {
                 Some((bytes, icrc)) if number > 0 && packet.destination.is_ipv4() => (bytes, Some(icrc)),
                 _ => (packet.bytes, None),
             };
-            pieces[piece_count].write(piece(bytes));
+            free_pieces[piece_count].write(piece(bytes));
             piece_count += 1;
             if let Some(icrc) = icrc {
                 let delta = Flow::ip_id_delta(number as u16, packet.bytes.len());
                 let trailer = std::array::from_fn(|index| icrc[index] ^ delta[index]);
-                pieces[piece_count].write(piece(trailers[packet_count + number].write(trailer)));
+                free_pieces[piece_count].write(piece(trailers[packet_count + number].write(trailer)));
                 piece_count += 1;
             }
         }
-        packet_count += batch.len();
-        message_count += 1;
-        starts[message_count] = (packet_count, piece_count);
-    }
-    let pieces = pieces.as_mut_ptr().cast::<libc::iovec>();
-    for index in 0..message_count {
-        let [(packet, piece), (end, end_piece)] = [starts[index], starts[index + 1]];
-        let (address, address_len) = Address::new(packets[packet].destination);
-        let (control, control_len) = Control::of(&packets[packet], end - packet > 1, default_hop_limit);
-        let control = controls[index].write(control);
-        messages[index].write(message(
-            addresses[index].write(address),
+        let batch_pieces;
+        (batch_pieces, free_pieces) = free_pieces.split_at_mut(piece_count);
+        let (address, address_len) = Address::new(batch[0].destination);
+        let (control, control_len) = Control::of(&batch[0], batch.len() > 1, default_hop_limit);
+        let control = controls[message_count].write(control);
+        messages[message_count].write(message(
+            addresses[message_count].write(address),
             address_len,
-            pieces.wrapping_add(piece),
-            end_piece - piece,
+            batch_pieces.as_mut_ptr().cast(),
+            piece_count,
             if control_len == 0 { ptr::null_mut() } else { ptr::from_mut(control).cast() },
             control_len,
         ));
+        packet_count += batch.len();
+        message_count += 1;
+        packet_counts[message_count] = packet_count as u8;
     }
     // SAFETY: `message_count` messages are initialized. Each points to an address, pieces and control messages, with
     // their lengths, that are initialized and live until the call returns. The bytes of the pieces are only read.
@@ -102,7 +102,7 @@ pub(super) fn send(
     };
     let sent = usize::try_from(sent).map_err(|_| io::Error::last_os_error())?;
     // For one message, `sent` is its number of bytes.
-    Ok(starts[if message_count == 1 { 1 } else { sent }].0)
+    Ok(packet_counts[if message_count == 1 { 1 } else { sent }].into())
 }
 
 /// Sends one packet, and requests its send time from the kernel.
