@@ -161,8 +161,8 @@ impl Schedule {
         self.is_armed = false;
     }
 
-    /// Whether the progress thread may sleep past a deadline. It may not if it wakes up while a polling caller checks the
-    /// timers, so that most polls don't compute the deadline.
+    /// Whether the progress thread could sleep past a deadline. It can't if it wakes up before the polling caller's grace
+    /// period ends, so most polls need not compute the deadline.
     #[inline]
     pub(super) fn may_oversleep(&self) -> bool {
         self.polled_until() < self.asleep_until
