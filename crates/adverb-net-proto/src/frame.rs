@@ -147,7 +147,10 @@ impl Frame {
         };
         let (content, padding) = out[start..].split_at_mut(len as usize);
         fill(content);
-        padding.fill(0);
+        // Most messages need no padding, and a call of `memset` is not free.
+        if !padding.is_empty() {
+            padding.fill(0);
+        }
     }
 
     /// Parses the frame at the start of `bytes`.

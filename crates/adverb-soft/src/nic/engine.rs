@@ -80,6 +80,8 @@ pub(super) struct Engine {
 /// Whether the engine has more work at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Work {
+    /// The engine did nothing, so its deadline is the same as before.
+    None,
     /// The engine has no work until a packet arrives or a timer expires.
     Done,
     /// The engine may have more work, because its budget is used up.
@@ -212,7 +214,7 @@ impl Engine {
     /// acknowledgements of those may be [delayed](DelayedAck).
     pub(super) fn drive_for(&mut self, cq: Cq) -> io::Result<Work> {
         if self.schedule.pacing.may_skip_link() && self.device.has_completions(cq) {
-            return Ok(Work::Done);
+            return Ok(Work::None);
         }
         self.serve(Some(cq))
     }
@@ -252,7 +254,7 @@ impl Engine {
             // A packet of an earlier round may have completed a request of another queue, whose event is not delivered yet.
             let is_first = budget == BUDGET;
             if is_first && received == 0 && poller.is_some() && self.is_idle() {
-                return Ok(Work::Done);
+                return Ok(Work::None);
             }
             let now = received_at.unwrap_or_else(|| self.now());
             if poller.is_some() {

@@ -33,7 +33,7 @@ fn step(shared: &Shared) -> bool {
         NextStep::Exit => return true,
         NextStep::Rest => engine.schedule.rest(now),
         NextStep::Drive => match engine.drive() {
-            Ok(Work::Done) => {
+            Ok(Work::None | Work::Done) => {
                 let deadline = engine.deadline();
                 engine.schedule.sleep(deadline)
             }
@@ -62,7 +62,7 @@ fn step(shared: &Shared) -> bool {
 /// Wakes the progress thread if it would sleep past the time at which the engine has work again.
 #[inline]
 pub(super) fn wake(shared: &Shared, engine: &mut Engine, work: Work) {
-    if !engine.schedule.may_oversleep() {
+    if work == Work::None {
         return;
     }
     let deadline = if work == Work::More { Time::ZERO } else { engine.deadline() };

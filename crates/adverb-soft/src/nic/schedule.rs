@@ -161,13 +161,6 @@ impl Schedule {
         self.is_armed = false;
     }
 
-    /// Whether the progress thread could sleep past a deadline. It can't if it wakes up before the polling caller's grace
-    /// period ends, so most polls need not compute the deadline.
-    #[inline]
-    pub(super) fn may_oversleep(&self) -> bool {
-        self.polled_until() < self.asleep_until
-    }
-
     /// Leaves the work that is due at `deadline` to the progress thread. Returns whether the progress thread must be
     /// woken, because it would sleep past the deadline.
     ///
