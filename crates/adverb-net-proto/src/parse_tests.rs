@@ -2,7 +2,7 @@
 
 use adverb_proto::types::RemoteMemory;
 
-use crate::frame::has_message;
+use crate::frame::{HEADER_LEN, has_message};
 use crate::immediate::Immediate;
 use crate::*;
 
@@ -118,4 +118,17 @@ fn immediates_with_invalid_counts_are_refused() {
     assert_eq!(parse(2, 1), Ok(Immediate::RendezvousDone(1)));
     assert_eq!(parse(3, 0), Ok(Immediate::CloseAck));
     assert!(parse(2, 0).is_err() && parse(3, 1).is_err());
+}
+
+#[test]
+fn the_padding_is_zero_in_a_reused_buffer() {
+    for len in [0, 1, 3, 64, 65] {
+        let frame = Frame { kind: FrameKind::Message { len }, immediate: None };
+        let mut out = vec![0xff; frame.frame_len()];
+        frame.emit_with(&mut out, |content| content.fill(7));
+        let (content, padding) = out[HEADER_LEN..].split_at(len as usize);
+        assert!(content.iter().all(|byte| *byte == 7), "{len}: {out:?}");
+        assert!(padding.iter().all(|byte| *byte == 0), "{len}: {out:?}");
+        assert_eq!(Frame::parse(&out), Ok(frame));
+    }
 }
