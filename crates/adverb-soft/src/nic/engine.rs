@@ -80,7 +80,7 @@ pub(super) struct Engine {
 /// Whether the engine has more work at once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Work {
-    /// The engine did nothing, so its deadline is the same as before.
+    /// Neither the engine nor its link was driven, so the deadline is the same as before.
     None,
     /// The engine has no work until a packet arrives or a timer expires.
     Done,
@@ -254,7 +254,8 @@ impl Engine {
             // A packet of an earlier round may have completed a request of another queue, whose event is not delivered yet.
             let is_first = budget == BUDGET;
             if is_first && received == 0 && poller.is_some() && self.is_idle() {
-                return Ok(Work::None);
+                // The link may have received a packet that it delays, so its deadline may have changed.
+                return Ok(Work::Done);
             }
             let now = received_at.unwrap_or_else(|| self.now());
             if poller.is_some() {

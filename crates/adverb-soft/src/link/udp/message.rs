@@ -51,7 +51,7 @@ pub(super) fn send(
     let mut trailers = [const { MaybeUninit::<[u8; ICRC_LEN]>::uninit() }; MAX_BATCH];
     let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; 2 * MAX_BATCH];
     let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_BATCH];
-    // The number of packets in the first messages: none in none, and so on.
+    // The number of packets in the first `n` messages, at index `n`.
     let mut packet_counts = [0u8; MAX_BATCH + 1];
     let (mut message_count, mut packet_count) = (0, 0);
     let mut free_pieces = pieces.as_mut_slice();
