@@ -1,8 +1,8 @@
 mod recording;
 mod regions;
+mod wire;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use adverb_proto::types::{
@@ -14,9 +14,9 @@ use adverb_wire::{Psn, RnrTimer};
 use nix::poll::{PollFd, PollFlags, poll};
 use parking_lot::Mutex;
 
+use self::wire::{WireMode, two_nics, two_nics_and_batches};
 use super::schedule::Driver;
 use super::*;
-use crate::link::{Link, RxPacket, TxPacket};
 
 /// Memory that is registered with a NIC and accessed by a test.
 struct Area<'a> {
@@ -86,7 +86,13 @@ impl<'a> End<'a> {
         End { nic, pd, cq, channel, qpn }
     }
 
+    /// Connects to a peer, with a timeout that is long enough for a peer that waits for a CPU.
     fn connect(&self, peer: &End<'_>) {
+        self.connect_with_timeout(peer, Timeout::new(18).unwrap());
+    }
+
+    /// Connects to a peer that does not respond.
+    fn connect_to_unresponsive(&self, peer: &End<'_>) {
         self.connect_with_timeout(peer, Timeout::new(12).unwrap());
     }
 
@@ -291,7 +297,8 @@ fn event_delivery_time_is_independent_of_the_number_of_queues() {
 #[test]
 fn timers_expire_while_the_application_is_idle() {
     let nic = loopback();
-    let (one, other) = pair(&nic);
+    let (one, other) = (End::new(&nic, Transport::Rc), End::new(&nic, Transport::Rc));
+    one.connect_to_unresponsive(&other);
     // The peer's queue pair is destroyed, so no response arrives.
     assert!(nic.destroy_qp(other.qpn));
     nic.arm_cq(one.cq, ArmFor::Any).unwrap();
@@ -377,111 +384,6 @@ fn destroying_a_queue_pair_discards_its_events() {
     nic.destroy_qp(one.qpn);
     assert_eq!(nic.next_event(), Some(NicEvent::Queue(QueueEvent::AccessError(other.qpn))));
     assert_eq!(nic.next_event(), None);
-}
-
-/// One end of a wire between two NICs: two queues of packets. A test can make it fail.
-struct Wire {
-    out: Sender<(SocketAddr, SocketAddr, Vec<u8>)>,
-    incoming: Receiver<(SocketAddr, SocketAddr, Vec<u8>)>,
-    ready: Arc<Channel>,
-    peer: Arc<Channel>,
-    mode: SharedWireMode,
-    batches: Batches,
-}
-
-use std::net::SocketAddr;
-
-/// The mode of a wire, which a test can change.
-type SharedWireMode = Arc<Mutex<Option<WireMode>>>;
-
-/// The numbers of packets that were passed to a wire at once.
-type Batches = Arc<Mutex<Vec<usize>>>;
-
-#[derive(Clone, Copy, PartialEq)]
-enum WireMode {
-    Panics,
-    Fails,
-    /// The wire accepts all packets at once.
-    AcceptsAll,
-}
-
-impl Link for Wire {
-    fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
-        match *self.mode.lock() {
-            Some(WireMode::Panics) => panic!("a panic injected by a test"),
-            Some(WireMode::Fails) => return Err(io::ErrorKind::BrokenPipe.into()),
-            Some(WireMode::AcceptsAll) | None => {}
-        }
-        self.batches.lock().push(packets.len());
-        // By default, the wire accepts few packets at once, so that the sender must retry.
-        let max = if *self.mode.lock() == Some(WireMode::AcceptsAll) { usize::MAX } else { 7 };
-        let accepted = packets.len().min(max);
-        for packet in &packets[..accepted] {
-            _ = self.out.send((packet.source, packet.destination, packet.bytes.to_vec()));
-            self.peer.notify();
-        }
-        Ok(accepted)
-    }
-
-    fn receive(&mut self, max: usize, each: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
-        let mut count = 0;
-        while count < max.min(16)
-            && let Ok((source, destination, bytes)) = self.incoming.try_recv()
-        {
-            _ = self.ready.take();
-            count += 1;
-            each(&RxPacket {
-                source,
-                destination,
-                traffic_class: 0,
-                hop_limit: None,
-                flow_label: 0,
-                icrc: IcrcCheck::IpId(0),
-                received_at: None,
-                bytes: &bytes,
-            });
-        }
-        Ok(count)
-    }
-
-    fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.ready.as_fd())
-    }
-}
-
-/// Returns two NICs with a wire between them, and the mode of the first NIC's end of the wire.
-fn two_nics() -> (Nic, Nic, SharedWireMode) {
-    let (one, other, mode, _) = two_nics_and_batches();
-    (one, other, mode)
-}
-
-/// Returns the same as [`two_nics`], and the numbers of packets that the second NIC sent at once.
-fn two_nics_and_batches() -> (Nic, Nic, SharedWireMode, Batches) {
-    let (out, other_incoming) = channel();
-    let (other_out, incoming) = channel();
-    let (ready, other_ready) = (Arc::new(Channel::new().unwrap()), Arc::new(Channel::new().unwrap()));
-    let mode = Arc::new(Mutex::new(None));
-    let one = Wire {
-        out,
-        incoming,
-        ready: Arc::clone(&ready),
-        peer: Arc::clone(&other_ready),
-        mode: Arc::clone(&mode),
-        batches: Arc::default(),
-    };
-    let batches = Batches::default();
-    let other = Wire {
-        out: other_out,
-        incoming: other_incoming,
-        ready: other_ready,
-        peer: ready,
-        mode: Arc::default(),
-        batches: Arc::clone(&batches),
-    };
-    let open = |address: &str, wire| {
-        Nic::open(NicOptions::new([address.parse().unwrap()], wire).mtu(PathMtu::Mtu1024)).unwrap()
-    };
-    (open("10.0.0.1", one), open("10.0.0.2", other), mode, batches)
 }
 
 #[test]
@@ -715,7 +617,7 @@ fn assert_all_requests_complete(mode: WireMode) {
     let (first, second, wire_mode) = two_nics();
     let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
     one.connect(&other);
-    other.connect(&one);
+    other.connect_to_unresponsive(&one);
     let here = Area::new(&first, one.pd, 64);
     for wr_id in 0..5 {
         one.post_recv(wr_id, &[here.segment(0, 64)]).unwrap();
