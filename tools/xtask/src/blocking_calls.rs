@@ -4,6 +4,9 @@
 //! Between two `epoll_wait`s of a runtime, its thread must not block. A call counts if it can block, whether it did or
 //! not: its duration depends on the machine's load. Waits for locks are counted in a second run, in which strace stops
 //! only the runtime's thread: a thread that strace stops while it holds a lock holds it longer.
+//!
+//! The C library's allocator has locks of its own, and every program whose threads free each other's memory waits for
+//! them now and then. These waits are found by their backtraces, and printed apart.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,14 +25,13 @@ pub(crate) struct Args {
     /// Number of times that all lanes break.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Maximum number of blocking calls; more are a failure.
+    /// Maximum number of blocking calls without the allocator's; more are a failure.
     #[arg(long, default_value_t = 0)]
     limit: usize,
     /// Print no backtraces, which need another and slower run.
     #[arg(long)]
     no_backtraces: bool,
-    /// Shared library with another allocator than the C library's, such as libjemalloc.so.2. Threads that allocate wait for
-    /// the lock of glibc's allocator now and then.
+    /// Shared library with another allocator than the C library's, such as libjemalloc.so.2.
     #[arg(long, value_name = "NAME")]
     allocator: Option<String>,
     /// Program to run instead of building it.
@@ -40,17 +42,20 @@ pub(crate) struct Args {
 /// The calls that can block, and those that show whether a descriptor is non-blocking.
 const TRACED: &str = "futex,nanosleep,clock_nanosleep,poll,ppoll,select,pselect6,epoll_wait,epoll_pwait,epoll_pwait2,\
                       read,readv,write,writev,recvfrom,recvmsg,recvmmsg,sendto,sendmsg,sendmmsg,accept,accept4,connect,\
-                      wait4,waitid,socket,socketpair,fcntl,ioctl,eventfd2,pipe2,timerfd_create";
+                      wait4,waitid,socket,socketpair,fcntl,ioctl,eventfd2,pipe2,timerfd_create,getppid";
 
-/// The calls that wait for locks, and those that write `begin` and `end`.
-const LOCKS: &str = "futex,write";
+/// The call that marks the begin and the end of the rounds.
+const MARK: &str = "getppid";
+
+/// The calls that wait for locks, and the marks.
+const LOCKS: &str = "futex,getppid";
 
 /// The extent of a run under strace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum TraceScope {
     /// All threads, so that the descriptors which other threads create are known.
     AllThreads,
-    /// Only the runtime's thread, which is the program's first.
+    /// Only the runtime's thread, which is the program's first, with the backtrace of each call.
     RuntimeThread,
     /// All threads, with the backtrace of each call.
     Backtraces,
@@ -67,12 +72,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let trace = directory.trace(args, &program, TRACED, TraceScope::AllThreads)?;
     let locks = directory.trace(args, &program, LOCKS, TraceScope::RuntimeThread)?;
     let is_lock = |call: &&Call| call.name == "futex";
-    let blocking: Vec<&Call> = trace
-        .blocking
-        .iter()
-        .filter(|call| !is_lock(call))
-        .chain(locks.blocking.iter().filter(is_lock))
-        .collect();
+    let (allocator, locks): (Vec<&Call>, Vec<&Call>) =
+        locks.blocking.iter().filter(is_lock).partition(|call| call.is_in_allocator);
+    let blocking: Vec<&Call> =
+        trace.blocking.iter().filter(|call| !is_lock(call)).chain(locks.iter().copied()).collect();
     println!(
         "{} system calls of the runtime's thread while lanes broke, {} of them epoll_wait; {} can block:",
         trace.calls,
@@ -87,11 +90,19 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     for (name, (count, seconds)) in &kinds {
         println!("{count:8} {name:16} {:9.1} ms together", seconds * 1e3);
     }
+    let seconds = allocator.iter().fold(0.0, |sum, call| sum + call.seconds);
+    println!("{:8} waits for a lock of the allocator, {:.1} ms together", allocator.len(), seconds * 1e3);
+    if !locks.is_empty() {
+        println!("\nbacktraces of waits for locks:");
+        print_stacks(locks.iter().copied());
+    }
     if !kinds.is_empty() && !args.no_backtraces {
-        let names: Vec<&str> = kinds.keys().copied().chain(["write", "epoll_wait"]).collect();
+        let names: Vec<&str> = kinds.keys().copied().chain([MARK, "epoll_wait"]).collect();
         // These calls show which descriptors are non-blocking.
         let traced = format!("{},socket,fcntl,ioctl,eventfd2,pipe2,accept4", names.join(","));
-        print_stacks(&directory.trace(args, &program, &traced, TraceScope::Backtraces)?);
+        let trace = directory.trace(args, &program, &traced, TraceScope::Backtraces)?;
+        println!("\nbacktraces of another run, in which strace stops all threads:");
+        print_stacks(&trace.blocking);
     }
     if blocking.len() <= args.limit {
         return Ok(ExitCode::SUCCESS);
@@ -101,15 +112,14 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
 }
 
 /// Prints each backtrace once, with the number of its calls, most frequent first.
-fn print_stacks(trace: &Trace) {
+fn print_stacks<'a>(calls: impl IntoIterator<Item = &'a Call>) {
     let mut stacks: BTreeMap<(&str, String), (usize, f64)> = BTreeMap::new();
-    for call in &trace.blocking {
+    for call in calls {
         let (count, seconds) = stacks.entry((&call.name, call.stack.join("\n    "))).or_default();
         (*count, *seconds) = (*count + 1, *seconds + call.seconds);
     }
     let mut stacks: Vec<_> = stacks.into_iter().collect();
     stacks.sort_by_key(|(_, (count, _))| std::cmp::Reverse(*count));
-    println!("\nbacktraces of another run, in which strace stops all threads:");
     for ((name, stack), (count, seconds)) in stacks {
         println!("{count:8} {name}, {:.1} ms together\n    {stack}", seconds * 1e3);
     }
@@ -135,7 +145,7 @@ impl Scratch {
             .arg(directory.join("trace"));
         match scope {
             TraceScope::AllThreads => strace.arg("-ff"),
-            TraceScope::RuntimeThread => &mut strace,
+            TraceScope::RuntimeThread => strace.arg("-k"),
             TraceScope::Backtraces => strace.args(["-ff", "-k"]),
         };
         if let Some(allocator) = &args.allocator {
@@ -154,7 +164,7 @@ impl Drop for Scratch {
     }
 }
 
-/// The calls of the runtime's thread between `begin` and `end`.
+/// The calls of the runtime's thread between the marks.
 #[derive(Debug, Default, PartialEq)]
 struct Trace {
     calls: usize,
@@ -173,6 +183,8 @@ struct Call {
     seconds: f64,
     /// The functions that made the call, innermost first.
     stack: Vec<String>,
+    /// Whether a function of the allocator made the call.
+    is_in_allocator: bool,
 }
 
 /// Reads the traces in a directory, one file per thread.
@@ -182,18 +194,13 @@ fn read(directory: &Path) -> Result<Trace> {
         let bytes = fs::read(entry?.path())?;
         threads.push(parse(&String::from_utf8_lossy(&bytes)));
     }
-    analyze(&threads).context("the program wrote no lines `begin` and `end`")
+    analyze(&threads).context("the program made no two calls of getppid")
 }
 
-/// Finds the blocking calls of the thread that wrote `begin` and `end`.
+/// Finds the blocking calls of the thread that made the marks.
 fn analyze(threads: &[Vec<Call>]) -> Option<Trace> {
     let non_blocking: BTreeSet<&str> = threads.iter().flatten().flat_map(non_blocking_descriptors).collect();
-    let wrote = |call: &Call, line: &str| call.name == "write" && call.arguments.contains(line);
-    let (thread, begin) = threads
-        .iter()
-        .find_map(|thread| Some((thread, thread.iter().position(|call| wrote(call, "\"begin\\n\""))?)))?;
-    let calls = &thread[begin + 1..];
-    let calls = &calls[..calls.iter().position(|call| wrote(call, "\"end\\n\""))?];
+    let calls = threads.iter().find_map(|thread| thread.split(|call| call.name == MARK).nth(1))?;
     // The runtime's own descriptor is the one that it waits for most often. Others are polled with a timeout of 0, maybe
     // more often.
     let mut waits: BTreeMap<&str, usize> = BTreeMap::new();
@@ -281,7 +288,9 @@ fn parse(text: &str) -> Vec<Call> {
     for line in text.lines() {
         if let Some(frame) = line.strip_prefix(" > ") {
             if let Some(call) = calls.last_mut() {
-                call.stack.extend(function(frame));
+                let symbol = symbol(frame);
+                call.is_in_allocator |= symbol.is_some_and(|symbol| ALLOCATOR.contains(&symbol));
+                call.stack.extend(symbol.and_then(function));
             }
         } else if let Some(call) = parse_call(line) {
             calls.push(call);
@@ -300,12 +309,32 @@ fn parse_call(line: &str) -> Option<Call> {
         None => (result, 0.0),
     };
     let (name, arguments, result) = (name.to_owned(), arguments.to_owned(), result.to_owned());
-    Some(Call { name, arguments, result, seconds, stack: Vec::new() })
+    Some(Call { name, arguments, result, seconds, ..Call::default() })
 }
 
-/// Returns the function of a frame, if it is one of Adverb's or of its locks.
-fn function(frame: &str) -> Option<String> {
-    let symbol = frame.split_once('(')?.1.rsplit_once('+')?.0;
+/// The functions of the allocator.
+const ALLOCATOR: &[&str] = &[
+    "malloc",
+    "calloc",
+    "realloc",
+    "free",
+    "cfree",
+    "__libc_malloc",
+    "__libc_calloc",
+    "__libc_realloc",
+    "__libc_free",
+    "aligned_alloc",
+    "memalign",
+    "posix_memalign",
+];
+
+/// Returns the symbol of a frame: `file(symbol+offset) [address]`.
+fn symbol(frame: &str) -> Option<&str> {
+    Some(frame.split_once('(')?.1.rsplit_once('+')?.0)
+}
+
+/// Returns the function of a symbol, if it is one of Adverb's or of its locks.
+fn function(symbol: &str) -> Option<String> {
     let name = demangle(symbol);
     ["adverb", "parking_lot", "broken_lanes"].iter().any(|word| name.contains(word)).then_some(name)
 }
@@ -338,7 +367,7 @@ mod tests {
     use super::*;
 
     const RUNTIME: &str = r#"
-write(2</dev/null>, "begin\n", 6) = 6 <0.000010>
+getppid() = 1 <0.000010>
 epoll_wait(3<anon_inode:[eventpoll]>, [{events=EPOLLIN, data=0x1}], 1024, 12) = 1 <0.000100>
 epoll_wait(3<anon_inode:[eventpoll]>, [], 1024, 0) = 0 <0.000010>
 epoll_wait(3<anon_inode:[eventpoll]>, [], 1024, 3) = 0 <0.003000>
@@ -357,7 +386,11 @@ recvfrom(6<socket:[8]>, ""..., 16, MSG_DONTWAIT, NULL, NULL) = 16 <0.000010>
 recvfrom(6<socket:[8]>, ""..., 16, 0, NULL, NULL) = 16 <0.000010>
 recvmsg(8<socket:[9]>, {msg_name=NULL, msg_namelen=0}, 0) = 20 <0.000010>
 read(7</etc/hosts>, "127.0.0.1 localh"..., 4096) = 100 <0.000010>
-write(2</dev/null>, "end\n", 4) = 4 <0.000010>
+futex(0x7f7f6c000030, FUTEX_WAIT_PRIVATE, 2, NULL) = 0 <0.000100>
+ > /x/libc.so.6(__lll_lock_wait_private+0x26) [0x860d6]
+ > /x/libc.so.6(__libc_free+0x6f) [0x98f5f]
+ > /x/broken_lanes(_ZN10adverb_net6driver6Driver4lock17h0123456789abcdefE+0x12) [0x1234]
+getppid() = 1 <0.000010>
 clock_nanosleep(CLOCK_REALTIME, 0, {tv_sec=0, tv_nsec=1000000}, NULL) = 0 <0.001100>
 "#;
     const OTHER: &str = "socket(AF_INET, SOCK_DGRAM|SOCK_CLOEXEC|SOCK_NONBLOCK, IPPROTO_UDP) = 5<socket:[7]> <0.000010>\n\
@@ -369,8 +402,10 @@ clock_nanosleep(CLOCK_REALTIME, 0, {tv_sec=0, tv_nsec=1000000}, NULL) = 0 <0.001
     fn blocking_calls_of_the_runtimes_thread_are_found() {
         let trace = analyze(&[parse(OTHER), parse(RUNTIME)]).unwrap();
         let names: Vec<&str> = trace.blocking.iter().map(|call| &*call.name).collect();
-        assert_eq!(names, ["epoll_wait", "futex", "clock_nanosleep", "recvfrom"]);
-        assert_eq!((trace.calls, trace.waits), (15, 3));
+        assert_eq!(names, ["epoll_wait", "futex", "clock_nanosleep", "recvfrom", "futex"]);
+        assert_eq!((trace.calls, trace.waits), (16, 3));
+        let in_allocator: Vec<bool> = trace.blocking.iter().map(|call| call.is_in_allocator).collect();
+        assert_eq!(in_allocator, [false, false, false, false, true]);
         assert_eq!(
             trace.blocking[1].stack,
             ["parking_lot::raw_mutex::RawMutex::lock_slow", "adverb_net::driver::Driver::lock"]
@@ -380,7 +415,7 @@ clock_nanosleep(CLOCK_REALTIME, 0, {tv_sec=0, tv_nsec=1000000}, NULL) = 0 <0.001
     }
 
     #[test]
-    fn a_trace_without_begin_and_end_is_an_error() {
+    fn a_trace_without_marks_is_an_error() {
         assert_eq!(analyze(&[parse(OTHER)]), None);
     }
 }
