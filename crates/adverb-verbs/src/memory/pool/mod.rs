@@ -51,7 +51,8 @@ pub struct Pool(Arc<Handle>);
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct PoolBuilder {
-    partitions: usize,
+    /// The number of partitions, or `None` for the number of CPUs.
+    partitions: Option<usize>,
     max_bytes: usize,
     max_idle_bytes: usize,
 }
@@ -140,8 +141,7 @@ impl Pool {
 
     /// Returns a builder with the default options.
     pub fn builder() -> PoolBuilder {
-        let partitions = std::thread::available_parallelism().map_or(1, usize::from);
-        PoolBuilder { partitions, max_bytes: usize::MAX, max_idle_bytes: 32 << 20 }
+        PoolBuilder { partitions: None, max_bytes: usize::MAX, max_idle_bytes: 32 << 20 }
     }
 
     /// The maximum length of a buffer: 1 GiB.
@@ -216,7 +216,7 @@ impl PoolBuilder {
     ///
     /// The default is the number of cores.
     pub fn partitions(mut self, count: usize) -> PoolBuilder {
-        self.partitions = count;
+        self.partitions = Some(count);
         self
     }
 
@@ -241,6 +241,9 @@ impl PoolBuilder {
         let PoolBuilder { partitions, max_bytes, max_idle_bytes } = self;
         let partition = |_| Partition { classes: (0..class::COUNT).map(|_| Lock::default()).collect() };
         // The number is a power of two, so that a mask selects the partition of a thread.
+        // Reading the number of CPUs takes several system calls, so it is read only if it is needed.
+        let partitions =
+            partitions.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
         let partitions = (0..partitions.clamp(1, 1 << 10).next_power_of_two()).map(partition).collect();
         let (registered, counted_idle) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let shared = Shared {
