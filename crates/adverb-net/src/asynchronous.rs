@@ -552,7 +552,13 @@ impl Connection {
         tokio::task::coop::consume_budget().await;
         let driver = &self.driver;
         // A value that is available at once needs no timer.
-        if let Some(value) = driver.try_now(&mut driver.lock(), &mut ready)? {
+        let value = loop {
+            match driver.try_lock().map(|mut core| driver.try_now(&mut core, &mut ready)) {
+                Some(value) => break value?,
+                None => tokio::task::yield_now().await,
+            }
+        };
+        if let Some(value) = value {
             return Ok(value);
         }
         if timeout.is_zero() {
@@ -582,8 +588,10 @@ impl Drop for Connection {
             let driver = Arc::clone(&self.driver);
             self.runtime.spawn(async move {
                 let start = Instant::now();
-                let is_lingering =
-                    || matches!(driver.try_now(&mut driver.lock(), &mut Driver::linger), Ok(None));
+                let is_lingering = || match driver.try_lock() {
+                    Some(mut core) => matches!(driver.try_now(&mut core, &mut Driver::linger), Ok(None)),
+                    None => true,
+                };
                 while start.elapsed() < LINGER && is_lingering() {
                     tokio::time::sleep(LINGER_POLL_INTERVAL).await;
                 }

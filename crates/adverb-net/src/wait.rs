@@ -63,6 +63,12 @@ impl Driver {
         protocol::Lock::lock(self)
     }
 
+    /// [Locks](Driver::try_lock) the connection for a task, for the wait protocol.
+    #[cfg(feature = "tokio")]
+    pub(super) fn try_locked(&self) -> Option<Locked<'_>> {
+        Some(Locked { driver: self, core: self.try_lock()? })
+    }
+
     /// Waits until `ready` returns a value.
     pub(super) fn wait<T>(
         &self,

@@ -208,7 +208,9 @@ impl ReadHalf {
     fn take_next_piece(&mut self) -> bool {
         let driver = &self.shared.connection().driver;
         // The next read returns an end or an error again.
-        if let Ok(Some(Some(piece))) = driver.next_bytes(&mut driver.lock()) {
+        if let Some(mut core) = driver.try_lock()
+            && let Ok(Some(Some(piece))) = driver.next_bytes(&mut core)
+        {
             self.rest = Some(piece);
             return true;
         }

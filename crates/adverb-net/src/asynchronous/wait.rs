@@ -4,7 +4,7 @@ use std::future::Future;
 use std::os::fd::OwnedFd;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
 use adverb_verbs::Result;
@@ -73,12 +73,13 @@ impl TaskWait {
         match self.state {
             State::Begun => {}
             State::Idle => {
-                if let Some(value) = driver.try_now(&mut driver.lock(), ready)? {
+                let Some(mut core) = driver.try_lock() else { return yield_now(cx) };
+                if let Some(value) = driver.try_now(&mut core, ready)? {
                     return Poll::Ready(Ok(value));
                 }
             }
             State::Spinning(start, time) => {
-                let mut locked = driver.locked();
+                let Some(mut locked) = driver.try_locked() else { return yield_now(cx) };
                 let value = driver.try_now(&mut locked.core, ready);
                 let is_success = !matches!(value, Ok(None));
                 if !is_success && start.elapsed() < time {
@@ -93,12 +94,12 @@ impl TaskWait {
             }
             State::Blocked => {
                 // Usually an event has woken the task.
-                self.take_event(driver, events)?;
+                ready!(self.take_event(cx, driver, events))?;
             }
         }
         loop {
             self.remove_waker(driver);
-            let mut locked = driver.locked();
+            let Some(mut locked) = driver.try_locked() else { return yield_now(cx) };
             let block = match self.caller.advance(&mut locked, |locked| driver.check(&mut locked.core, ready))
             {
                 Ok(ended) => return Poll::Ready(ended),
@@ -115,13 +116,13 @@ impl TaskWait {
             let timeout = locked.core.timeout();
             drop(locked);
             // An event that was raised before the waker was registered has not woken the task.
-            if block == Block::Sleep && self.take_event(driver, events)? {
+            if block == Block::Sleep && ready!(self.take_event(cx, driver, events))? {
                 continue;
             }
             if !is_due(timer.as_mut(), cx, timeout) {
                 return Poll::Pending;
             }
-            let mut core = driver.lock();
+            let Some(mut core) = driver.try_lock() else { return yield_now(cx) };
             core.now = driver.time();
             driver.handle_timeout(&mut core);
         }
@@ -129,25 +130,31 @@ impl TaskWait {
 
     /// Takes the pending events of the completion queue and of the connection manager. Returns `true` if there may have
     /// been any; the task's waker is then removed. Otherwise the next event wakes all tasks.
-    fn take_event(&mut self, driver: &Driver, events: &AsyncFd<OwnedFd>) -> Result<bool> {
+    /// If the connection is locked, the task is polled again.
+    fn take_event(
+        &mut self,
+        cx: &mut Context<'_>,
+        driver: &Driver,
+        events: &AsyncFd<OwnedFd>,
+    ) -> Poll<Result<bool>> {
         // A descriptor has one waker only, and its task may never be polled again.
         let all = Waker::from(Arc::clone(&driver.tasks));
         let Poll::Ready(event) = events.poll_read_ready(&mut Context::from_waker(&all)) else {
-            return Ok(false);
+            return Poll::Ready(Ok(false));
         };
         let mut event = event.map_err(|error| bootstrap::verb_error("waiting for an event", error, ""))?;
         self.remove_waker(driver);
-        let mut locked = driver.locked();
+        let Some(mut locked) = driver.try_locked() else { return yield_now(cx) };
         if !locked.core.has_lane() {
             // The handshake of the lane takes its events.
-            return Ok(true);
+            return Poll::Ready(Ok(true));
         }
         if locked.core.lane().take_events()? {
             self.caller.event_taken(&mut locked);
         }
         event.clear_ready();
         driver.check_manager(&mut locked.core);
-        Ok(true)
+        Poll::Ready(Ok(true))
     }
 
     fn remove_waker(&mut self, driver: &Driver) {

@@ -129,6 +129,9 @@ struct Failure {
 
 /// The maximum number of calls between two polls of the device. A call that waits polls anyway.
 const MAX_UNPOLLED: u32 = 32;
+/// The number of times that a task tries to lock the connection. They take about as long as most calls hold the lock.
+#[cfg(feature = "tokio")]
+const LOCK_SPINS: u32 = 100;
 /// The hint of an end after which messages may be unacknowledged.
 const UNACKNOWLEDGED_HINT: &str =
     "call `take_unacknowledged` for the messages that the peer may not have received";
@@ -215,6 +218,27 @@ impl Driver {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock()
+    }
+
+    /// Locks the connection for a task, unless another thread holds the lock for more than a moment. The redialer holds
+    /// it while it gives the connection another lane. The task lets other tasks run then.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Core>> {
+        self.core.try_lock().or_else(|| self.spin_for_lock())
+    }
+
+    #[cfg(feature = "tokio")]
+    #[cold]
+    fn spin_for_lock(&self) -> Option<MutexGuard<'_, Core>> {
+        let locked = (0..LOCK_SPINS).find_map(|_| {
+            std::hint::spin_loop();
+            self.core.try_lock()
+        });
+        if locked.is_none() {
+            // The thread that holds the lock may need this CPU.
+            std::thread::yield_now();
+        }
+        locked
     }
 
     /// Returns the time of the connection's clock.

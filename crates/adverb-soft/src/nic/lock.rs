@@ -42,9 +42,9 @@ impl EngineLock {
     }
 }
 
-/// The number of yields with several CPUs. They take about as long as sending a full batch of packets, which is the longest
-/// that the lock is usually held.
-const YIELDS: u32 = 200;
+/// The number of yields with several CPUs. They take about half a millisecond. A full batch of packets holds the lock for
+/// a tenth of that, and longer if its thread loses the CPU.
+const YIELDS: u32 = 1000;
 
 /// The guard of a locked engine. Dropping it releases the lock, then sends the engine's notifications.
 pub(super) struct EngineGuard<'a> {

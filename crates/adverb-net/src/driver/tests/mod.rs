@@ -540,3 +540,43 @@ async fn sessions_of_tasks_resume() {
     let written = tokio::time::timeout(Duration::from_secs(20), left.write(b"more")).await.unwrap();
     assert_eq!(written.unwrap_err().kind(), ErrorKind::ConnectionReset);
 }
+
+#[cfg(feature = "tokio")]
+#[tokio::test]
+async fn other_tasks_run_while_another_thread_has_a_connections_lock() {
+    use crate as net;
+    use std::sync::mpsc::channel;
+    let options = options();
+    let listener = net::Listener::bind_with(any_port(&options), &options).await.unwrap();
+    let connector = net::Connector::new().options(&options);
+    let (left, right) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
+    let (left, right) = (left.unwrap(), right.unwrap());
+    // Locks the connection. Only a task that runs meanwhile releases it.
+    let lock = || {
+        let ((locked, is_locked), (release, is_released)) = (channel(), channel::<()>());
+        let driver = Arc::clone(left.driver());
+        let holder = std::thread::spawn(move || {
+            let core = driver.lock();
+            locked.send(()).unwrap();
+            let released = is_released.recv_timeout(Duration::from_secs(10));
+            drop(core);
+            released.expect("another task runs");
+        });
+        is_locked.recv().unwrap();
+        (holder, release)
+    };
+    let pause = || tokio::time::sleep(Duration::from_millis(20));
+    for is_waiting in [false, true] {
+        let locked = (!is_waiting).then(lock);
+        let send = async {
+            pause().await;
+            let (holder, release) = locked.unwrap_or_else(lock);
+            right.send(b"message").await.unwrap();
+            pause().await;
+            release.send(()).unwrap();
+            holder.join().unwrap();
+        };
+        let (message, ()) = tokio::join!(left.recv(), send);
+        assert_eq!(&message.unwrap().unwrap()[..], b"message");
+    }
+}
