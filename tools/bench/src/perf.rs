@@ -26,11 +26,15 @@ pub struct Args {
     work: Vec<Work>,
 }
 
-/// A shell function that runs `$1` in the background and, one second later, `$2`.
+/// A shell function that runs `$1` in the background and, when a program in its network namespace listens on a TCP port,
+/// `$2`. The guest has no other listeners.
 pub(super) const PAIR: &str = "\
 pair() {
   $1 >/tmp/server 2>&1 &
-  sleep 1
+  for attempt in $(seq 100); do
+    grep -q ' 0A ' /proc/$!/net/tcp /proc/$!/net/tcp6 && break
+    sleep 0.1
+  done
   $2 || { cat /tmp/server >&2; exit 1; }
   wait $! || { cat /tmp/server >&2; exit 1; }
 }
