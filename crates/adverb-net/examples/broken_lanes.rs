@@ -86,7 +86,7 @@ async fn run(count: usize, rounds: usize) -> Result<()> {
     Ok(())
 }
 
-/// Marks the begin or the end of the rounds in a trace of system calls, with a call that nothing else makes.
+/// Marks the start or the end of the rounds in a trace of system calls, with a call that nothing else makes.
 fn mark() {
     let _ = std::os::unix::process::parent_id();
 }

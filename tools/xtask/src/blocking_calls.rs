@@ -25,10 +25,10 @@ pub(crate) struct Args {
     /// Number of times that all lanes break.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Maximum number of blocking calls without the allocator's; more are a failure.
+    /// Maximum number of blocking calls, without the waits for locks of the allocator; more are a failure.
     #[arg(long, default_value_t = 0)]
     limit: usize,
-    /// Print no backtraces, which need another and slower run.
+    /// Skip the slower run with the backtraces of all blocking calls. The backtraces of waits for locks are always printed.
     #[arg(long)]
     no_backtraces: bool,
     /// Shared library with another allocator than the C library's, such as libjemalloc.so.2.
@@ -44,7 +44,7 @@ const TRACED: &str = "futex,nanosleep,clock_nanosleep,poll,ppoll,select,pselect6
                       read,readv,write,writev,recvfrom,recvmsg,recvmmsg,sendto,sendmsg,sendmmsg,accept,accept4,connect,\
                       wait4,waitid,socket,socketpair,fcntl,ioctl,eventfd2,pipe2,timerfd_create,getppid";
 
-/// The call that marks the begin and the end of the rounds.
+/// The call that marks the start and the end of the rounds.
 const MARK: &str = "getppid";
 
 /// The calls that wait for locks, and the marks.
@@ -194,13 +194,19 @@ fn read(directory: &Path) -> Result<Trace> {
         let bytes = fs::read(entry?.path())?;
         threads.push(parse(&String::from_utf8_lossy(&bytes)));
     }
-    analyze(&threads).context("the program made no two calls of getppid")
+    analyze(&threads).context("no thread called getppid twice: the program did not complete its rounds")
 }
 
 /// Finds the blocking calls of the thread that made the marks.
 fn analyze(threads: &[Vec<Call>]) -> Option<Trace> {
     let non_blocking: BTreeSet<&str> = threads.iter().flatten().flat_map(non_blocking_descriptors).collect();
-    let calls = threads.iter().find_map(|thread| thread.split(|call| call.name == MARK).nth(1))?;
+    let calls = threads.iter().find_map(|thread| {
+        let parts: Vec<&[Call]> = thread.split(|call| call.name == MARK).collect();
+        match parts[..] {
+            [_, rounds, _] => Some(rounds),
+            _ => None,
+        }
+    })?;
     // The runtime's own descriptor is the one that it waits for most often. Others are polled with a timeout of 0, maybe
     // more often.
     let mut waits: BTreeMap<&str, usize> = BTreeMap::new();
@@ -415,7 +421,8 @@ clock_nanosleep(CLOCK_REALTIME, 0, {tv_sec=0, tv_nsec=1000000}, NULL) = 0 <0.001
     }
 
     #[test]
-    fn a_trace_without_marks_is_an_error() {
+    fn a_trace_without_both_marks_is_an_error() {
         assert_eq!(analyze(&[parse(OTHER)]), None);
+        assert_eq!(analyze(&[parse(OTHER), parse("getppid() = 1 <0.000010>\n")]), None);
     }
 }

@@ -129,8 +129,8 @@ impl TaskWait {
     }
 
     /// Takes the pending events of the completion queue and of the connection manager. Returns `true` if there may have
-    /// been any; the task's waker is then removed. Otherwise the next event wakes all tasks.
-    /// If the connection is locked, the task is polled again.
+    /// been any; the task's waker is then removed. Otherwise the next event wakes all tasks. If another thread keeps the
+    /// connection locked, the result is pending, and the task is polled again.
     fn take_event(
         &mut self,
         cx: &mut Context<'_>,

@@ -129,7 +129,8 @@ struct Failure {
 
 /// The maximum number of calls between two polls of the device. A call that waits polls anyway.
 const MAX_UNPOLLED: u32 = 32;
-/// The number of times that a task tries to lock the connection. They take about as long as most calls hold the lock.
+/// The number of times that a task tries to lock the connection. They take a few microseconds, and most calls keep the
+/// connection locked for less.
 #[cfg(feature = "tokio")]
 const LOCK_SPINS: u32 = 100;
 /// The hint of an end after which messages may be unacknowledged.
@@ -220,8 +221,9 @@ impl Driver {
         self.core.lock()
     }
 
-    /// Locks the connection for a task, unless another thread holds the lock for more than a moment. The redialer holds
-    /// it while it gives the connection another lane. The task lets other tasks run then.
+    /// Locks the connection for a task. Returns `None` if another thread keeps it locked for more than a few
+    /// microseconds, as the redialer does while it gives the connection another lane. The task must then let other tasks
+    /// run.
     #[cfg(feature = "tokio")]
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Core>> {
         self.core.try_lock().or_else(|| self.spin_for_lock())

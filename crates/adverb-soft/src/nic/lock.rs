@@ -42,8 +42,8 @@ impl EngineLock {
     }
 }
 
-/// The number of yields with several CPUs. They take about half a millisecond. A full batch of packets holds the lock for
-/// a tenth of that, and longer if its thread loses the CPU.
+/// The number of yields with several CPUs. They take about half a millisecond. A thread that sends a full batch of packets
+/// holds the lock for a fifth of that, and longer if it loses its CPU.
 const YIELDS: u32 = 1000;
 
 /// The guard of a locked engine. Dropping it releases the lock, then sends the engine's notifications.
