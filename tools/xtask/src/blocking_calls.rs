@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, ensure};
-use support::process;
+use support::{paths, process};
 
 /// The options of `cargo xtask blocking-calls`.
 #[derive(Debug, clap::Args)]
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     ensure!(process::find("strace").is_some(), "strace is not installed: `apt install strace`");
     let program = match &args.program {
         Some(program) => program.clone(),
-        None => process::build("build --release -p adverb-net --example broken_lanes")?,
+        None => build()?,
     };
     let directory = Scratch::new()?;
     let trace = directory.trace(args, &program, TRACED, TraceScope::AllThreads)?;
@@ -109,6 +109,16 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     eprintln!("error: {} blocking system calls, and the limit is {}", blocking.len(), args.limit);
     Ok(ExitCode::FAILURE)
+}
+
+/// Builds the program with frame pointers, without which a backtrace ends at the first function of a lock.
+fn build() -> Result<String> {
+    let mut cargo = process::cargo("build --release -p adverb-net --example broken_lanes");
+    // A target directory of its own, because other RUSTFLAGS would invalidate the usual build.
+    cargo
+        .env("RUSTFLAGS", "-Cforce-frame-pointers=yes")
+        .env("CARGO_TARGET_DIR", paths::cache()?.join("target-frame-pointers"));
+    process::build_with(cargo)
 }
 
 /// Prints each backtrace once, with the number of its calls, most frequent first.
