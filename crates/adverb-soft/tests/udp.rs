@@ -143,6 +143,33 @@ fn packets_of_a_gso_batch_have_ascending_ip_ids_and_matching_icrcs() {
 }
 
 #[test]
+fn gso_batches_of_short_packets_have_matching_icrcs() {
+    let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
+    let template = packet_between(&here, &there, &[]);
+    let flow = Flow::new(template.source, template.destination).unwrap();
+    // A packet has 24 bytes besides its payload. The first batches are copied, the last two are too long.
+    for lengths in [&[64, 0][..], &[64, 64], &[8, 8, 8, 8], &[104, 104], &[104, 108], &[105, 105], &[40; 5]] {
+        let payload =
+            |psn: u32, length: usize| (0..length).map(|index| (psn as usize + index) as u8).collect();
+        let payloads: Vec<Vec<u8>> =
+            lengths.iter().zip(0..).map(|(length, psn)| payload(psn, *length)).collect();
+        let bytes: Vec<Vec<u8>> =
+            payloads.iter().zip(0..).map(|(payload, psn)| datagram(&flow, 0, psn, payload)).collect();
+        let packets: Vec<_> = bytes.iter().map(|bytes| TxPacket { bytes, ..template }).collect();
+        let got = exchange(&mut here, &mut there, &packets);
+        assert_eq!(got.len(), lengths.len());
+        for (index, got) in got.iter().enumerate() {
+            let packet = adverb_wire::Packet::parse(&got.bytes).unwrap();
+            assert_eq!((packet.header().psn.get(), packet.payload()), (index as u32, &payloads[index][..]));
+            // A longer packet begins another batch.
+            let number = if lengths[index] > lengths[0] { 0 } else { index as u16 };
+            assert_eq!(flow.recover_ip_id(&packet), Ok(number), "{lengths:?}");
+        }
+    }
+    assert!(here.is_gso_enabled());
+}
+
+#[test]
 fn ipv6_packets_arrive_intact_and_in_order() {
     if UdpSocket::bind("[::1]:0").is_err() {
         println!("skipped: this machine has no IPv6 loopback");

@@ -156,11 +156,9 @@ impl Flow {
             Ok(len) if packet_len <= MAX_PACKET_LEN => len,
             _ => return Err(EmitError::TooLong { payload_len }),
         };
-        let mut hasher = self.hasher(ip_id, packet_len, head);
-        if let Some(extension @ [_, ..]) = head.get(BTH_LEN..header_len) {
-            hasher.update(extension);
-        }
-        Ok(IcrcHasher { hasher, header_len, pad_len })
+        let state = self.state_after_bth(ip_id, packet_len, head);
+        let state = append(state, head.get(BTH_LEN..header_len).unwrap_or_default());
+        Ok(IcrcHasher { state, header_len, pad_len })
     }
 
     /// Checks the ICRC of a packet received in this flow with a known IP ID. For IPv6, this method ignores `ip_id`.
@@ -233,16 +231,15 @@ impl Flow {
     fn icrc(&self, packet: &Packet<'_>, ip_id: u16) -> u32 {
         let bytes = packet.as_bytes();
         let covered = bytes.get(..bytes.len() - ICRC_LEN).unwrap_or_default();
-        let mut hasher = self.hasher(ip_id, packet_len(bytes), covered);
-        hasher.update(covered.get(BTH_LEN..).unwrap_or_default());
-        hasher.finalize()
+        let state = self.state_after_bth(ip_id, packet_len(bytes), covered);
+        !append(state, covered.get(BTH_LEN..).unwrap_or_default())
     }
 
-    /// Starts the CRC with the IP and UDP headers and the base transport header at the start of `packet`.
+    /// Returns the CRC's state after the IP and UDP headers and the base transport header at the start of `packet`.
     ///
     /// The rest is usually a multiple of 16 bytes, the fastest case of `crc32fast`.
     #[inline]
-    fn hasher(&self, ip_id: u16, packet_len: u16, packet: &[u8]) -> crc32fast::Hasher {
+    fn state_after_bth(&self, ip_id: u16, packet_len: u16, packet: &[u8]) -> u32 {
         // A packet's length is at most MAX_PACKET_LEN, so these sums don't wrap.
         let udp_len = packet_len.wrapping_add(8);
         let fields = match self.family {
@@ -251,7 +248,22 @@ impl Flow {
         } ^ UDP_LEN.of(udp_len);
         let mut bth = packet.first_chunk().copied().unwrap_or([0; BTH_LEN]);
         bth[CONGESTION_BYTE] = 0;
-        crc32fast::Hasher::new_with_initial(!(self.state ^ fields ^ crc::state_of_twelve_bytes(bth)))
+        self.state ^ fields ^ crc::state_of_twelve_bytes(bth)
+    }
+}
+
+/// Appends bytes to the CRC's state.
+#[inline]
+fn append(state: u32, bytes: &[u8]) -> u32 {
+    match bytes {
+        [] => state,
+        // The headers of an acknowledgement. `crc32fast` first checks which instructions the CPU has.
+        [a, b, c, d] => crc::append_four_bytes(state, [*a, *b, *c, *d]),
+        _ => {
+            let mut hasher = crc32fast::Hasher::new_with_initial(!state);
+            hasher.update(bytes);
+            !hasher.finalize()
+        }
     }
 }
 
@@ -266,7 +278,8 @@ fn words_from_ip_id(packet_len: usize) -> usize {
 /// An incremental ICRC computation, started by [`Flow::begin_emit`].
 #[derive(Clone, Debug)]
 pub struct IcrcHasher {
-    hasher: crc32fast::Hasher,
+    /// The CRC's state, which is the complement of the CRC.
+    state: u32,
     header_len: usize,
     pad_len: u8,
 }
@@ -275,18 +288,17 @@ impl IcrcHasher {
     /// Adds the next bytes of the payload.
     #[inline]
     pub fn update(&mut self, payload: &[u8]) {
-        self.hasher.update(payload);
+        self.state = append(self.state, payload);
     }
 
     /// Adds the padding, and returns the header length and the trailer of the packet.
     #[inline]
-    pub fn finish(mut self) -> Emitted {
+    pub fn finish(self) -> Emitted {
         let mut trailer = Trailer { bytes: [0; 8], pad_len: self.pad_len };
-        if let Some(padding @ [_, ..]) = trailer.bytes.get(..usize::from(self.pad_len)) {
-            self.hasher.update(padding);
-        }
+        let padding = trailer.bytes.get(..usize::from(self.pad_len)).unwrap_or_default();
+        let icrc_value = !append(self.state, padding);
         let [_, _, _, _, icrc @ ..] = &mut trailer.bytes;
-        *icrc = self.hasher.finalize().to_le_bytes();
+        *icrc = icrc_value.to_le_bytes();
         Emitted { header_len: self.header_len, trailer }
     }
 }

@@ -73,6 +73,8 @@ pub(super) struct Engine {
     pub(super) recorder_channel: Option<Arc<Channel>>,
     /// The origin of the engine's clock.
     pub(super) start: Instant,
+    /// The time at which the engine was last served.
+    served_at: Time,
     /// The state that decides which thread drives the engine, and when.
     pub(super) schedule: Schedule,
 }
@@ -129,12 +131,21 @@ impl Engine {
             receive_time_source: TimestampSource::Process,
             recorder_channel: None,
             start: Instant::now(),
+            served_at: Time::ZERO,
             schedule: Schedule::new(),
         })
     }
 
     pub(super) fn now(&self) -> Time {
         Time::ZERO + self.start.elapsed()
+    }
+
+    /// Returns the time at which receives are posted. Callers often post a receive right after a poll, and reading the clock
+    /// takes as long as posting it, so its time is the time of the poll unless somebody can see it.
+    #[inline]
+    pub(super) fn recv_time(&self) -> Time {
+        let is_visible = self.device.sink().is_recording() || self.timed_cq_count > 0;
+        if self.schedule.delayed_ack.is_pending() && !is_visible { self.served_at } else { self.now() }
     }
 
     /// Returns the time at which the engine has work again without a packet or a caller, or [`Time::MAX`].
@@ -258,6 +269,7 @@ impl Engine {
                 return Ok(Work::Done);
             }
             let now = received_at.unwrap_or_else(|| self.now());
+            self.served_at = now;
             if poller.is_some() {
                 self.schedule.record_poll(now);
             }
@@ -429,8 +441,9 @@ impl Engine {
             // A packet that was neither queued nor delivered is lost.
             if timed.is_some() {
                 self.timed_qpn = timed;
+                // A refused packet is sent by the next call, which reads its time again.
                 if !self.send_timed(now)? {
-                    break;
+                    return Ok(count);
                 }
             }
             if self.transmit_queue.is_full() {
@@ -476,10 +489,11 @@ impl Engine {
     }
 
     /// Passes queued packets to the link.
+    #[inline]
     fn send_queued(&mut self) -> io::Result<()> {
         match self.link.as_mut() {
-            Some(link) => self.transmit_queue.send_to(link),
-            None => Ok(()),
+            Some(link) if !self.transmit_queue.is_empty() => self.transmit_queue.send_to(link),
+            _ => Ok(()),
         }
     }
 

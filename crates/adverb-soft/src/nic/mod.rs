@@ -710,7 +710,7 @@ impl Nic {
         if engine.schedule.has_failed() {
             return Err(BatchPostError { posted_count, error: Error::NicFailed });
         }
-        let now = engine.now();
+        let now = if are_sends { engine.now() } else { engine.recv_time() };
         let posted = guard(&mut engine, |engine| {
             for request in requests {
                 post(engine, now, request)?;

@@ -15,6 +15,7 @@ use nix::libc;
 
 use super::UdpStatistics;
 use super::clock::Clock;
+use super::ports::HopLimits;
 use super::share;
 use super::socket::SEND_TIME;
 use crate::link::{MAX_GSO_PACKETS, RxPacket, TxPacket};
@@ -43,7 +44,7 @@ pub(super) fn send(
     packets: &[TxPacket<'_>],
     uses_gso: bool,
     shared: Option<SocketAddr>,
-    default_hop_limit: u8,
+    hop_limits: HopLimits,
 ) -> io::Result<usize> {
     let packets = &packets[..packets.len().min(MAX_BATCH)];
     let mut addresses = [const { MaybeUninit::<Address>::uninit() }; MAX_BATCH];
@@ -51,6 +52,7 @@ pub(super) fn send(
     let mut trailers = [const { MaybeUninit::<[u8; ICRC_LEN]>::uninit() }; MAX_BATCH];
     let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; 2 * MAX_BATCH];
     let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_BATCH];
+    let mut small_batch = MaybeUninit::<[u8; MAX_COPIED_BYTES]>::uninit();
     // The number of packets in the first `n` messages, at index `n`.
     let mut packet_counts = [0u8; MAX_BATCH + 1];
     let (mut message_count, mut packet_count) = (0, 0);
@@ -58,25 +60,16 @@ pub(super) fn send(
     while packet_count < packets.len() {
         let rest = &packets[packet_count..];
         let batch = &rest[..gso_batch_len(rest, uses_gso, shared)];
-        let mut piece_count = 0;
-        for (number, packet) in batch.iter().enumerate() {
-            let (bytes, icrc) = match packet.bytes.split_last_chunk::<ICRC_LEN>() {
-                Some((bytes, icrc)) if number > 0 && packet.destination.is_ipv4() => (bytes, Some(icrc)),
-                _ => (packet.bytes, None),
-            };
-            free_pieces[piece_count].write(piece(bytes));
-            piece_count += 1;
-            if let Some(icrc) = icrc {
-                let delta = Flow::ip_id_delta(number as u16, packet.bytes.len());
-                let trailer = std::array::from_fn(|index| icrc[index] ^ delta[index]);
-                free_pieces[piece_count].write(piece(trailers[packet_count + number].write(trailer)));
-                piece_count += 1;
-            }
-        }
+        let piece_count = if message_count == 0 && is_small(batch) {
+            free_pieces[0].write(piece(copy(batch, small_batch.write([0; MAX_COPIED_BYTES]))));
+            1
+        } else {
+            write_pieces(batch, free_pieces, &mut trailers[packet_count..])
+        };
         let batch_pieces;
         (batch_pieces, free_pieces) = free_pieces.split_at_mut(piece_count);
         let (address, address_len) = Address::new(batch[0].destination);
-        let (control, control_len) = Control::of(&batch[0], batch.len() > 1, default_hop_limit);
+        let (control, control_len) = Control::of(&batch[0], batch.len() > 1, hop_limits);
         let control = controls[message_count].write(control);
         messages[message_count].write(message(
             addresses[message_count].write(address),
@@ -105,6 +98,58 @@ pub(super) fn send(
     Ok(packet_counts[if message_count == 1 { 1 } else { sent }].into())
 }
 
+/// The maximum length of a GSO batch that is copied, because the kernel takes longer to read several pieces.
+const MAX_COPIED_BYTES: usize = 256;
+
+/// Whether a batch has several packets and is short enough to be copied.
+fn is_small(batch: &[TxPacket<'_>]) -> bool {
+    matches!(batch, [first, _, ..] if first.bytes.len() * batch.len() <= MAX_COPIED_BYTES)
+}
+
+/// Copies the packets of a GSO batch, with their changed ICRCs.
+fn copy<'a>(batch: &[TxPacket<'_>], out: &'a mut [u8; MAX_COPIED_BYTES]) -> &'a [u8] {
+    let mut end = 0;
+    for (number, packet) in batch.iter().enumerate() {
+        let start = end;
+        end += packet.bytes.len();
+        out[start..end].copy_from_slice(packet.bytes);
+        if let Some(icrc) = changed_icrc(packet, number) {
+            out[end - ICRC_LEN..end].copy_from_slice(&icrc);
+        }
+    }
+    &out[..end]
+}
+
+/// Writes the pieces of a GSO batch, and returns their number. The changed ICRCs are stored in `trailers`.
+fn write_pieces(
+    batch: &[TxPacket<'_>],
+    pieces: &mut [MaybeUninit<libc::iovec>],
+    trailers: &mut [MaybeUninit<[u8; ICRC_LEN]>],
+) -> usize {
+    let mut count = 0;
+    for (number, packet) in batch.iter().enumerate() {
+        let changed = changed_icrc(packet, number);
+        let unchanged_len = packet.bytes.len() - if changed.is_some() { ICRC_LEN } else { 0 };
+        pieces[count].write(piece(&packet.bytes[..unchanged_len]));
+        count += 1;
+        if let Some(icrc) = changed {
+            pieces[count].write(piece(trailers[number].write(icrc)));
+            count += 1;
+        }
+    }
+    count
+}
+
+/// Returns the ICRC of a packet at a position in a GSO batch, if it differs from the packet's own ICRC.
+fn changed_icrc(packet: &TxPacket<'_>, number: usize) -> Option<[u8; ICRC_LEN]> {
+    if number == 0 || !packet.destination.is_ipv4() {
+        return None;
+    }
+    let icrc = packet.bytes.last_chunk::<ICRC_LEN>()?;
+    let delta = Flow::ip_id_delta(number as u16, packet.bytes.len());
+    Some(std::array::from_fn(|index| icrc[index] ^ delta[index]))
+}
+
 /// Sends one packet, and requests its send time from the kernel.
 ///
 /// # Errors
@@ -113,9 +158,9 @@ pub(super) fn send(
 pub(super) fn send_timed(
     socket: BorrowedFd<'_>,
     packet: &TxPacket<'_>,
-    default_hop_limit: u8,
+    hop_limits: HopLimits,
 ) -> io::Result<()> {
-    let (common, common_len) = Control::of(packet, false, default_hop_limit);
+    let (common, common_len) = Control::of(packet, false, hop_limits);
     let count = common_len / size_of::<Control>();
     let mut controls = [Control::new(0, 0, []); 5];
     controls[..count].copy_from_slice(&common[..count]);
@@ -577,7 +622,7 @@ impl Control {
     }
 
     /// Returns the control messages for a packet, or for the GSO batch that it begins, and their length in bytes.
-    fn of(packet: &TxPacket<'_>, is_gso_batch: bool, default_hop_limit: u8) -> ([Control; 4], usize) {
+    fn of(packet: &TxPacket<'_>, is_gso_batch: bool, hop_limits: HopLimits) -> ([Control; 4], usize) {
         let (level, class, hops) = match packet.destination {
             SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
             SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
@@ -593,9 +638,15 @@ impl Control {
             add(Control::new(level, class, number(packet.traffic_class)));
         }
         // A redundant control message takes a tenth of the time of a send. Multicast has its own default hop limit.
-        let is_default = packet.hop_limit == default_hop_limit && !packet.destination.ip().is_multicast();
-        if packet.hop_limit != 0 && !is_default {
-            add(Control::new(level, hops, number(packet.hop_limit)));
+        let hop_limit = match packet.hop_limit {
+            requested if packet.destination.ip().is_multicast() => requested,
+            0 if hop_limits.default == hop_limits.socket => 0,
+            0 => hop_limits.default,
+            requested if requested == hop_limits.socket => 0,
+            requested => requested,
+        };
+        if hop_limit != 0 {
+            add(Control::new(level, hops, number(hop_limit)));
         }
         if packet.flow_label != 0 && packet.destination.is_ipv6() {
             add(Control::new(level, libc::IPV6_FLOWINFO, (packet.flow_label & FLOW_LABEL).to_be_bytes()));

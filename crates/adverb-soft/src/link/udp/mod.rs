@@ -37,7 +37,7 @@ use clock::Clock;
 pub use interface::Interface;
 use message::{Datagram, Receiver};
 pub use path::{IcmpError, PathSocket};
-use ports::SourcePorts;
+use ports::{HopLimits, SourcePorts};
 use share::{Guarded, SharedAddress};
 
 /// The configuration of a [`UdpLink`].
@@ -163,8 +163,6 @@ pub struct UdpLink {
     sending: SourcePorts,
     is_ip_id_verified: bool,
     segmentation: bool,
-    /// The default hop limit, or 0 if it isn't known.
-    default_hop_limit: u8,
     has_timestamps: bool,
     /// The converter of send times. It is created with the first send time.
     send_clock: Option<Clock>,
@@ -235,10 +233,6 @@ impl UdpLink {
             IpAddr::V4(_) if config.adverb_peers_only => STRICT_ICRC,
             IpAddr::V4(_) => IcrcCheck::AnyIpId,
         };
-        let default_hop_limit = match sending.permanent().next() {
-            Some(socket) if address.is_ipv4() => u8::try_from(socket.ttl()?).unwrap_or(0),
-            _ => 0,
-        };
         let statistics = UdpStatistics::default();
         let receiver = Receiver::new();
         Ok(UdpLink {
@@ -256,7 +250,6 @@ impl UdpLink {
             sending,
             is_ip_id_verified,
             segmentation: config.gso,
-            default_hop_limit,
             has_timestamps: false,
             send_clock: None,
             missed_send_times: 0,
@@ -299,9 +292,14 @@ impl UdpLink {
         UdpStatistics { passed_on, not_passed_on, ..self.statistics }
     }
 
-    /// Returns the socket for packets with this source, or `None` if the address or the port isn't the link's.
-    fn socket_of(&self, source: SocketAddr) -> Option<&UdpSocket> {
-        self.sending.get(source.port()).filter(|_| source.ip() == self.local.ip())
+    /// Returns the socket for a packet and the packets after it, or `None` if the address or the port of the packet's source
+    /// isn't the link's.
+    #[inline]
+    fn socket_for(&mut self, packet: &TxPacket<'_>) -> Option<(&UdpSocket, HopLimits)> {
+        if packet.source.ip() != self.local.ip() {
+            return None;
+        }
+        self.sending.get_for(packet.source.port(), packet.hop_limit)
     }
 
     /// Counts packets that can't be sent.
@@ -317,8 +315,8 @@ impl UdpLink {
         if packet.source.ip() != self.local.ip() || self.missed_send_times >= MAX_MISSED_SEND_TIMES {
             return None;
         }
-        let (socket, number) = self.sending.timed_socket(packet.source.port())?;
-        message::send_timed(socket.as_fd(), packet, self.default_hop_limit).ok()?;
+        let (socket, number, hop_limits) = self.sending.timed_socket(packet.source.port())?;
+        message::send_timed(socket.as_fd(), packet, hop_limits).ok()?;
         let expected = *number;
         *number = number.wrapping_add(1);
         let time = loop {
@@ -362,18 +360,19 @@ impl UdpLink {
     }
 
     /// Sends packets from one source, and returns the number of accepted packets.
-    fn send_from(&mut self, source: SocketAddr, packets: &[TxPacket<'_>]) -> io::Result<usize> {
+    fn send_from_one_source(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
         let mut accepted = 0;
         let shared = self.shared.is_some().then_some(self.local);
         // The index of the packet whose send failed last.
         let mut failed_index = None;
-        while accepted < packets.len() {
-            let Some(socket) = self.socket_of(source).map(AsFd::as_fd) else {
-                self.count_unsendable(packets.len() - accepted, io::ErrorKind::InvalidInput);
+        while let rest @ [first, ..] = &packets[accepted..] {
+            let segmentation = self.segmentation;
+            let Some((socket, hop_limits)) = self.socket_for(first) else {
+                self.count_unsendable(rest.len(), io::ErrorKind::InvalidInput);
                 return Ok(packets.len());
             };
-            let rest = &packets[accepted..];
-            match message::send(socket, rest, self.segmentation, shared, self.default_hop_limit) {
+            let socket = socket.as_fd();
+            match message::send(socket, rest, segmentation, shared, hop_limits) {
                 Ok(count) => accepted += count,
                 Err(error) => match SendFailure::of(&error) {
                     SendFailure::BufferFull => break,
@@ -382,9 +381,8 @@ impl UdpLink {
                     SendFailure::Packet if failed_index.replace(accepted) != Some(accepted) => {}
                     // Some interfaces don't support GSO, so the packet is sent alone.
                     SendFailure::Packet
-                        if self.segmentation
-                            && message::send(socket, &rest[..1], false, shared, self.default_hop_limit)
-                                .is_ok() =>
+                        if segmentation
+                            && message::send(socket, &rest[..1], false, shared, hop_limits).is_ok() =>
                     {
                         accepted += 1;
                         self.segmentation = false;
@@ -406,7 +404,7 @@ impl Link for UdpLink {
     fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
         let mut accepted = 0;
         for run in packets.chunk_by(|a, b| a.source == b.source) {
-            match self.send_from(run[0].source, run) {
+            match self.send_from_one_source(run) {
                 Ok(count) if count == run.len() => accepted += count,
                 Ok(count) => return Ok(accepted + count),
                 // The next call returns the error again.

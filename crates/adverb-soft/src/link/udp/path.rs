@@ -11,6 +11,7 @@ use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg};
 
 use super::clock::Clock;
 use super::interface::Interface;
+use super::ports::HopLimits;
 use super::{SendFailure, message, socket};
 use crate::link::TxPacket;
 
@@ -104,7 +105,8 @@ impl PathSocket {
         let packet = TxPacket { source, destination, traffic_class, hop_limit, flow_label, bytes };
         let mut pending = 0;
         loop {
-            let error = match message::send(self.socket.as_fd(), &[packet], false, None, 0) {
+            let error = match message::send(self.socket.as_fd(), &[packet], false, None, HopLimits::default())
+            {
                 Ok(_) => return Ok(()),
                 Err(error) => error,
             };

@@ -26,6 +26,8 @@ pub(super) struct SourcePorts {
     max_on_demand: usize,
     /// The number of released uses so far.
     release_count: u64,
+    /// The kernel's hop limit of unicast packets, or 0 if it isn't known.
+    default_hop_limit: u8,
 }
 
 #[derive(Debug)]
@@ -37,6 +39,17 @@ struct Sender {
     /// The value of `release_count` when the last user released the port.
     released_at: u64,
     send_times: SendTimes,
+    /// The hop limit that the link has set for the socket's unicast packets.
+    hop_limit: Option<u8>,
+}
+
+/// The hop limits of unicast packets that are sent without a control message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct HopLimits {
+    /// The hop limit of packets that request none, or 0 if it isn't known.
+    pub(super) default: u8,
+    /// The socket's hop limit, or 0 if it isn't known.
+    pub(super) socket: u8,
 }
 
 /// Whether the kernel returns the times of datagrams that a socket sent.
@@ -70,6 +83,7 @@ impl SourcePorts {
             interface,
             max_on_demand: usize::from(max_on_demand),
             release_count: 0,
+            default_hop_limit: 0,
         };
         // These are also the system's ephemeral ports, so other programs may use some of them.
         for port in FIRST_SOURCE_PORT..=u16::MAX {
@@ -87,6 +101,7 @@ impl SourcePorts {
             let text = format!("all UDP ports of {} from {FIRST_SOURCE_PORT} up are taken", local.ip());
             return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
         }
+        ports.default_hop_limit = default_hop_limit(&ports.sockets[0].socket, local)?;
         Ok(ports)
     }
 
@@ -97,20 +112,16 @@ impl SourcePorts {
     /// Returns an error if the socket's options can't be set.
     pub(super) fn single(socket: UdpSocket, local: SocketAddr, interface: u32) -> io::Result<SourcePorts> {
         socket::set_send_options(&socket, local.ip(), interface)?;
+        let default_hop_limit = default_hop_limit(&socket, local)?;
         Ok(SourcePorts {
-            sockets: vec![Sender {
-                port: local.port(),
-                socket,
-                user_count: 0,
-                released_at: 0,
-                send_times: SendTimes::Disabled,
-            }],
+            sockets: vec![Sender::new(local.port(), socket, 0)],
             permanent_count: 1,
             by_port: Box::default(),
             local,
             interface,
             max_on_demand: 0,
             release_count: 0,
+            default_hop_limit,
         })
     }
 
@@ -124,17 +135,31 @@ impl SourcePorts {
         self.index_of(port).map(|index| &self.sockets[index].socket)
     }
 
-    /// Returns the socket with this source port, and the number of the next datagram that requests its send time.
-    /// Returns `None` if there is no such socket, or the kernel can't return send times.
-    pub(super) fn timed_socket(&mut self, port: u16) -> Option<(&UdpSocket, &mut u32)> {
+    /// Returns the socket with this source port for packets that request a hop limit, and the hop limits of the socket. The
+    /// first hop limit other than the kernel's becomes the socket's, because the kernel takes longer to send a packet with
+    /// a control message, and the packets of a port mostly have one hop limit.
+    #[inline]
+    pub(super) fn get_for(&mut self, port: u16, hop_limit: u8) -> Option<(&UdpSocket, HopLimits)> {
         let index = self.index_of(port)?;
-        let sender = &mut self.sockets[index];
+        let (sender, default) = (&mut self.sockets[index], self.default_hop_limit);
+        if sender.hop_limit.is_none() && ![0, default].contains(&hop_limit) && default != 0 {
+            sender.set_hop_limit(hop_limit, default);
+        }
+        Some((&sender.socket, HopLimits { default, socket: sender.hop_limit.unwrap_or(default) }))
+    }
+
+    /// Returns the socket with this source port, the number of the next datagram that requests its send time, and the hop
+    /// limits of the socket. Returns `None` if there is no such socket, or the kernel can't return send times.
+    pub(super) fn timed_socket(&mut self, port: u16) -> Option<(&UdpSocket, &mut u32, HopLimits)> {
+        let index = self.index_of(port)?;
+        let (sender, default) = (&mut self.sockets[index], self.default_hop_limit);
         if sender.send_times == SendTimes::Disabled {
             let enabled = socket::enable_send_times(&sender.socket);
             sender.send_times = enabled.map_or(SendTimes::Unsupported, |()| SendTimes::Enabled(0));
         }
+        let hop_limits = HopLimits { default, socket: sender.hop_limit.unwrap_or(default) };
         match &mut sender.send_times {
-            SendTimes::Enabled(number) => Some((&sender.socket, number)),
+            SendTimes::Enabled(number) => Some((&sender.socket, number, hop_limits)),
             SendTimes::Disabled | SendTimes::Unsupported => None,
         }
     }
@@ -202,8 +227,7 @@ impl SourcePorts {
 
     /// Stores a socket at an index, and closes the socket that it replaces.
     fn insert(&mut self, index: usize, port: u16, socket: UdpSocket) {
-        let (released_at, send_times) = (self.release_count, SendTimes::Disabled);
-        let sender = Sender { port, socket, user_count: 0, released_at, send_times };
+        let sender = Sender::new(port, socket, self.release_count);
         if index == self.sockets.len() {
             self.sockets.push(sender);
         } else {
@@ -229,6 +253,25 @@ impl SourcePorts {
         }
         usize::from(self.by_port[offset_of(port)]).checked_sub(1)
     }
+}
+
+impl Sender {
+    fn new(port: u16, socket: UdpSocket, released_at: u64) -> Sender {
+        let send_times = SendTimes::Disabled;
+        Sender { port, socket, user_count: 0, released_at, send_times, hop_limit: None }
+    }
+
+    /// Sets the hop limit of the socket's unicast packets. If the kernel rejects it, the socket keeps the default.
+    #[cold]
+    fn set_hop_limit(&mut self, hop_limit: u8, default: u8) {
+        let is_set = self.socket.set_ttl(hop_limit.into()).is_ok();
+        self.hop_limit = Some(if is_set { hop_limit } else { default });
+    }
+}
+
+/// Returns the hop limit of a socket's IPv4 packets, or 0 for IPv6.
+fn default_hop_limit(socket: &UdpSocket, local: SocketAddr) -> io::Result<u8> {
+    if local.is_ipv4() { Ok(u8::try_from(socket.ttl()?).unwrap_or(0)) } else { Ok(0) }
 }
 
 /// The number of ports from [`FIRST_SOURCE_PORT`] on.
