@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use adverb_proto::cm::{
-    AddrPair, BindAddr, CallError, ConnectParams, ConnectionId, Event, ListenParams, ListenerId, LocalQp,
-    Request, ResolveParams, State, UDP_QKEY,
+    AddrPair, BindAddr, CallError, Config, ConnectParams, ConnectionId, Event, ListenParams, ListenerId,
+    LocalQp, Request, ResolveParams, State, UDP_QKEY,
 };
 use adverb_proto::types::{
     Access, PathMtu, RecvRequest, Segment, SendFlags, SendOperation, SendRequest, Transport,
@@ -21,7 +21,7 @@ use adverb_proto::types::{
 use adverb_proto::{Cq, IcrcCheck, Init, QpConfig, Time, Transition};
 use adverb_soft::link::{FaultConfig, FaultLink, Link, Switch, SwitchConfig, TxPacket};
 use adverb_soft::{CmEvent, CmEventChannel, Error, Nic, NicOptions};
-use adverb_wire::cm::{GSI_QKEY, RejectReason, ServiceId, SidrStatus};
+use adverb_wire::cm::{GSI_QKEY, RejectReason, ServiceId, SidrStatus, Timeout};
 use adverb_wire::{Flow, Header, MAX_HEADER_LEN, Operation, Psn, Qpn, Ud};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
@@ -30,6 +30,9 @@ use support::{address, open_loopback};
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 const SERVICE: ServiceId = ServiceId::tcp_port(7471);
 const UD_SERVICE: ServiceId = ServiceId::udp_port(7471);
+
+/// The configuration of the NICs' connection managers, with another GUID.
+const CM_CONFIG: Config = Config::new(0);
 
 /// A queue pair in the init state, with a word of memory and the event channel of its connection.
 struct Side<'a> {
@@ -83,6 +86,14 @@ impl<'a> Side<'a> {
         assert_eq!(found, Some((wr_id, true)));
     }
 
+    /// Returns the attributes of the queue pair, with an acknowledgement timeout of 1 s, which suffices on a busy
+    /// machine.
+    fn local_qp(&self) -> LocalQp {
+        let mut local_qp = LocalQp::new(self.qpn);
+        local_qp.ack_timeout = Timeout::new(18).unwrap();
+        local_qp
+    }
+
     /// Moves the queue pair to RTS.
     fn make_ready(&self, id: ConnectionId, local_qp: &LocalQp) {
         let ready = self.nic.cm().qp_attributes(id, local_qp).unwrap();
@@ -92,14 +103,14 @@ impl<'a> Side<'a> {
 
     fn connect_to(&self, remote: IpAddr, service: ServiceId) -> ConnectionId {
         let addrs = AddrPair { local: self.nic.addresses()[0], remote };
-        let mut connect = ConnectParams::new(addrs, service, LocalQp::new(self.qpn), Time::ZERO);
+        let mut connect = ConnectParams::new(addrs, service, self.local_qp(), Time::ZERO);
         connect.private_data = b"hello";
         self.nic.cm().connect(connect, TEST_TIMEOUT, &self.events).unwrap()
     }
 
     fn accept(&self, request: &Request) {
         self.nic.cm().subscribe(request.id, &self.events).unwrap();
-        let local_qp = LocalQp::new(self.qpn);
+        let local_qp = self.local_qp();
         self.make_ready(request.id, &local_qp);
         self.nic.cm().accept(request.id, &local_qp, b"welcome", TEST_TIMEOUT).unwrap();
     }
@@ -147,12 +158,15 @@ fn next_request(events: &CmEventChannel) -> Box<Request> {
     }
 }
 
-/// Connects, sends a message each way, and disconnects.
-fn exercise(client: &Nic, server: &Nic) {
+/// Connects, sends a message each way, and disconnects. Does so several times, and returns the longest time from
+/// connecting to the end of disconnecting.
+fn exercise(client: &Nic, server: &Nic) -> Duration {
     let (listener, requests) = listen(server, SERVICE, Transport::Rc, 4);
+    let mut longest = Duration::ZERO;
     for round in 0..5 {
         let (one, other) = (Side::new(client), Side::new(server));
         other.post_recv();
+        let connecting_at = Instant::now();
         let id = one.connect_to(server.addresses()[0], SERVICE);
         let request = next_request(&requests);
         assert_eq!(request.private_data[..5], *b"hello");
@@ -160,7 +174,7 @@ fn exercise(client: &Nic, server: &Nic) {
         let Event::Accepted(acceptance) = next(&one.events) else { panic!("not accepted") };
         assert_eq!(acceptance.private_data[..7], *b"welcome");
         one.post_recv();
-        one.make_ready(id, &LocalQp::new(one.qpn));
+        one.make_ready(id, &one.local_qp());
         client.cm().establish(id).unwrap();
         assert_eq!(next(&one.events), Event::Established(id));
         assert_eq!(next(&other.events), Event::Established(request.id));
@@ -176,10 +190,15 @@ fn exercise(client: &Nic, server: &Nic) {
 
         let (disconnecting, remaining, ids) =
             if round % 2 == 0 { (&one, &other, (id, request.id)) } else { (&other, &one, (request.id, id)) };
+        let disconnecting_at = Instant::now();
         disconnecting.nic.cm().disconnect(ids.0, TEST_TIMEOUT).unwrap();
         assert_eq!(next(&remaining.events), Event::Disconnected(ids.1));
         assert_eq!(next(&disconnecting.events), Event::Disconnected(ids.0));
-        assert_eq!(disconnecting.nic.cm().state(ids.0), Some(State::TimeWait));
+        longest = longest.max(connecting_at.elapsed());
+        let state = disconnecting.nic.cm().state(ids.0);
+        // On a busy machine, timewait may be over.
+        let may_be_over = disconnecting_at.elapsed() >= CM_CONFIG.timewait;
+        assert!(state == Some(State::TimeWait) || state.is_none() && may_be_over, "{state:?}");
         assert_eq!(next(&one.events), Event::TimewaitExit { id, qpn: one.qpn });
         assert_eq!(next(&other.events), Event::TimewaitExit { id: request.id, qpn: other.qpn });
         for (side, id) in [(&one, id), (&other, request.id)] {
@@ -196,6 +215,7 @@ fn exercise(client: &Nic, server: &Nic) {
             "{resource_counts:?}"
         );
     }
+    longest
 }
 
 fn open_nic(address: IpAddr, link: impl Link + 'static) -> Nic {
@@ -218,10 +238,21 @@ fn nics_over_memory() -> [Nic; 2] {
 
 #[test]
 fn nics_connect_over_memory() {
-    let [one, other] = nics_over_memory();
-    exercise(&one, &other);
-    // No packet was lost, so no message was retransmitted.
-    assert_eq!(one.cm().statistics().retransmitted + other.cm().statistics().retransmitted, 0);
+    let start = Instant::now();
+    loop {
+        let [one, other] = nics_over_memory();
+        let longest = exercise(&one, &other);
+        // No packet was lost, so no message was retransmitted. On a busy machine, a response may take longer than the
+        // timeout, but not in each attempt.
+        let retransmitted = one.cm().statistics().retransmitted + other.cm().statistics().retransmitted;
+        if retransmitted == 0 {
+            break;
+        }
+        assert!(
+            longest >= CM_CONFIG.response_timeout.duration() && start.elapsed() < 2 * TEST_TIMEOUT,
+            "{retransmitted} messages were retransmitted, and a connection took at most {longest:?}"
+        );
+    }
 }
 
 #[test]
@@ -295,7 +326,7 @@ fn aborting_a_connection_disconnects_the_peer_and_delivers_no_events() {
     let request = next_request(&requests);
     server.accept(&request);
     assert!(matches!(next(&client.events), Event::Accepted(_)));
-    client.make_ready(id, &LocalQp::new(client.qpn));
+    client.make_ready(id, &client.local_qp());
     one.cm().establish(id).unwrap();
     assert_eq!(next(&client.events), Event::Established(id));
     assert_eq!(next(&server.events), Event::Established(request.id));

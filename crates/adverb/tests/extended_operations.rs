@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use adverb::Error;
 use adverb::memory::{MemoryRegion, RemoteMemory};
 use adverb::verbs::{
-    Access, CompletedOperation, Completion, CompletionQueue, Device, FaultConfig, FlushPlacement,
-    ProtectionDomain, QueuePair, SendRequest, SoftDevice, Status, Switch, Transport,
+    Access, CompletedOperation, Completion, CompletionQueue, ConnectOptions, Device, FaultConfig,
+    FlushPlacement, ProtectionDomain, QueuePair, SendRequest, SoftDevice, Status, Switch, Transport,
 };
 
 const TEST_DEADLINE: Duration = Duration::from_secs(20);
@@ -50,8 +50,10 @@ impl End {
 
 fn pair(one: &Device, other: &Device) -> (End, End) {
     let (one, other) = (End::new(one), End::new(other));
-    one.queue_pair.connect(&other.queue_pair.endpoint()).unwrap();
-    other.queue_pair.connect(&one.queue_pair.endpoint()).unwrap();
+    // Some links lose packets. A request is retransmitted for about two seconds, for busy machines.
+    let options = ConnectOptions::new().ack_timeout(16).retry_count(7);
+    one.queue_pair.connect_with(&other.queue_pair.endpoint(), &options).unwrap();
+    other.queue_pair.connect_with(&one.queue_pair.endpoint(), &options).unwrap();
     (one, other)
 }
 

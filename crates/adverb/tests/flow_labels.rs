@@ -63,7 +63,8 @@ fn packets_of_connections_leave_from_the_ports_of_their_flow_labels() {
     for label in labels() {
         let [sender, receiver] =
             [&device, &receiving].map(|device| End::new(device, Transport::Rc, Traffic::new()));
-        let options = ConnectOptions::new().traffic(Traffic::new().flow_label(label));
+        // The ACK timeout is about a second, for busy machines.
+        let options = ConnectOptions::new().traffic(Traffic::new().flow_label(label)).ack_timeout(18);
         sender.queue_pair.connect_with(&receiver.queue_pair.endpoint(), &options).unwrap();
         receiver.queue_pair.connect(&sender.queue_pair.endpoint()).unwrap();
         assert_eq!(sender.source_port(), port_of(label), "label {label:#x}");

@@ -35,7 +35,7 @@ fn sides(
     let [(_, client), (address, server)] = devices(network, faults);
     let options = |device| {
         let options = Options::new().device(device).bootstrap(bootstrap).timeout(Duration::from_secs(30));
-        options.connect_timeout(Duration::from_secs(10))
+        options.connect_timeout(Duration::from_secs(60))
     };
     // The switch in memory carries no TCP.
     let address = if bootstrap == Bootstrap::ConnectionManager { address } else { [127, 0, 0, 1].into() };
@@ -138,7 +138,7 @@ fn connecting_fails_at_the_connect_timeout() {
     let listener = Listener::bind_with(address, &server).unwrap();
     let error = Connector::new().options(&client).connect(listener.local_addr()).unwrap_err();
     assert!(is_timeout(&error), "{error}");
-    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn rejection(client: &Options, server: &Options, address: SocketAddr) -> String 
         let accepting = scope.spawn(|| listener.accept().unwrap_err());
         let start = Instant::now();
         let error = Connector::new().options(client).connect(listener.local_addr()).unwrap_err();
-        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
         listener.stop();
         accepting.join().unwrap();
         error.to_string()

@@ -36,7 +36,7 @@ const TCP_ATTACKERS: usize = 2;
 const MANAGER_ATTACKERS: usize = 1;
 /// The descriptors of one pending handshake: its socket, its epoll instance, and those of its completion queue.
 const HANDSHAKE_FDS: usize = 8;
-/// The time after which too low counts are a failure.
+/// The time after which too low counts, or resources that are still in use, are a failure.
 const MAX_EXTRA_TIME: Duration = Duration::from_secs(60);
 
 /// The resources of this process.
@@ -177,8 +177,8 @@ fn attack(key: Option<&Key>, time: Duration) {
     let client_options = with_key(Options::new().device(&device).timeout(Duration::from_secs(60)))
         .connect_timeout(Duration::from_secs(30));
     let ip = device.gid_for(1, None).unwrap().gid.ip();
-    // The timeout is short, so that silent connections are closed soon.
-    let listener_options = client_options.clone().connect_timeout(Duration::from_millis(500));
+    // The timeout is short, so that silent connections are closed soon, but long enough for a busy machine.
+    let listener_options = client_options.clone().connect_timeout(Duration::from_secs(3));
     let listener = Listener::bind_with((ip, 0), &listener_options).unwrap();
     let addr = listener.local_addr();
     let (stop, counts) = (AtomicBool::new(false), Counts::default());
@@ -245,7 +245,7 @@ fn attack(key: Option<&Key>, time: Duration) {
         let stopped_at = Instant::now();
         let mut after = Usage::now();
         while (after.fds > before.fds || after.threads > before.threads)
-            && stopped_at.elapsed() < common::TIMEOUT
+            && stopped_at.elapsed() < MAX_EXTRA_TIME
         {
             sleep(Duration::from_millis(50));
             after = Usage::now();

@@ -222,10 +222,12 @@ fn status(completion: &Completion) -> Status {
     completion.outcome().map_or_else(|failure| failure.status, |_| Status::Success)
 }
 
-/// Connects two ends with a short acknowledgement timeout.
-fn connect_with_short_timeout(left: &End, right: &End) {
-    // 4.096 µs × 2¹² is about 17 ms.
-    let options = ConnectOptions::new().ack_timeout(12).retry_count(3);
+/// The code of a short acknowledgement timeout: 4.096 µs × 2¹² is about 17 ms.
+const SHORT_TIMEOUT: u8 = 12;
+
+/// Connects two ends with this acknowledgement timeout.
+fn connect_with_timeout(left: &End, right: &End, ack_timeout: u8) {
+    let options = ConnectOptions::new().ack_timeout(ack_timeout).retry_count(3);
     left.queue_pair.connect_with(&right.queue_pair.endpoint(), &options).unwrap();
     right.queue_pair.connect_with(&left.queue_pair.endpoint(), &options).unwrap();
 }
@@ -234,7 +236,8 @@ fn connect_with_short_timeout(left: &End, right: &End) {
 fn a_flight_recorder_shows_the_retries_before_a_failure() {
     let (here, there) = peers();
     let (left, right) = (End::new(&here, 16, false), End::new(&there, 16, false));
-    connect_with_short_timeout(&left, &right);
+    // This timeout is about 0.5 s, so that the first message doesn't fail on a busy machine.
+    connect_with_timeout(&left, &right, 17);
     let (sender, receiver) = mpsc::channel();
     let starter = std::thread::current().id();
     let active = here
@@ -305,7 +308,7 @@ fn a_flight_recorder_shows_the_retries_before_a_failure() {
 fn a_timeout_stops_a_recording_before_the_request_fails() {
     let (here, there) = peers();
     let (left, right) = (End::new(&here, 16, false), End::new(&there, 16, false));
-    connect_with_short_timeout(&left, &right);
+    connect_with_timeout(&left, &right, SHORT_TIMEOUT);
     drop((right, there));
     let active = here.record().stop_on_timeout().start().unwrap();
     left.queue_pair.post_send(SendRequest::send(left.buffer(2, 64))).unwrap();
@@ -332,7 +335,7 @@ fn the_stop_callback_is_not_called_after_a_manual_stop() {
 fn a_panic_in_the_stop_callback_ends_only_its_thread() {
     let (here, there) = peers();
     let (left, right) = (End::new(&here, 16, false), End::new(&there, 16, false));
-    connect_with_short_timeout(&left, &right);
+    connect_with_timeout(&left, &right, SHORT_TIMEOUT);
     drop((right, there));
     let active = here.record().stop_on_failure().on_stop(|_| panic!("injected panic")).start().unwrap();
     assert_eq!(status(&left.run(SendRequest::send(left.buffer(1, 64)))), Status::RetryExceeded);

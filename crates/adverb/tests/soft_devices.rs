@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use adverb::Error;
 use adverb::verbs::{
-    Device, FaultConfig, Gid, PathMtu, PortState, RecvRequest, SendRequest, SoftDevice, Switch, Transport,
+    ConnectOptions, Device, FaultConfig, Gid, PathMtu, PortState, RecvRequest, SendRequest, SoftDevice,
+    Switch, Transport,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -28,6 +29,12 @@ fn open(address: impl Into<IpAddr>) -> Device {
 
 /// Sends a message from one device to the other and back.
 fn exchange(one: &Device, other: &Device) {
+    // The ACK timeout is about a second, for busy machines.
+    exchange_with(one, other, &ConnectOptions::new().ack_timeout(18));
+}
+
+/// Sends a message from one device to the other and back, over a connection with these options.
+fn exchange_with(one: &Device, other: &Device, options: &ConnectOptions) {
     let ends = [one, other].map(|device| {
         let domain = device.create_protection_domain().unwrap();
         let cq = device.completion_queue(256).create().unwrap();
@@ -35,8 +42,8 @@ fn exchange(one: &Device, other: &Device) {
         (domain, cq, qp)
     });
     let [(_, _, qp), (_, _, peer)] = &ends;
-    qp.connect(&peer.endpoint()).unwrap();
-    peer.connect(&qp.endpoint()).unwrap();
+    qp.connect_with(&peer.endpoint(), options).unwrap();
+    peer.connect_with(&qp.endpoint(), options).unwrap();
     for (from, to) in [(&ends[0], &ends[1]), (&ends[1], &ends[0])] {
         let (domain, cq, qp) = to;
         let recv = qp.post_recv(RecvRequest::new(domain.buffer(64).unwrap())).unwrap();
@@ -205,14 +212,16 @@ fn a_loopback_device_exchanges_messages_with_itself() {
 fn messages_arrive_despite_injected_faults() {
     let _guard = share_devices();
     let faults = FaultConfig {
-        loss_ppm: 200_000,
+        loss_ppm: 100_000,
         duplication_ppm: 50_000,
         corruption_ppm: 50_000,
         ..FaultConfig::new(3)
     };
     let device = SoftDevice::at_addr(address().into()).faults(faults).loopback_via_link().open().unwrap();
+    // A lost packet delays a message by about 0.13 s.
+    let options = ConnectOptions::new().ack_timeout(15).retry_count(7);
     for _ in 0..10 {
-        exchange(&device, &device);
+        exchange_with(&device, &device, &options);
     }
     let lost = device.counters(1).unwrap();
     assert!(lost.get("local_ack_timeout_err").unwrap() > 0, "{lost:?}");

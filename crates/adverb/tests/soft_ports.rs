@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use adverb::Error;
 use adverb::verbs::{
-    CompletionQueue, Device, Endpoint, Gid, ProtectionDomain, Psn, Qpn, QueuePair, RequestId, SendRequest,
-    SoftDevice, Switch, Transport, UdDestination,
+    CompletionQueue, ConnectOptions, Device, Endpoint, Gid, ProtectionDomain, Psn, Qpn, QueuePair, RequestId,
+    SendRequest, SoftDevice, Switch, Transport, UdDestination,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -57,8 +57,10 @@ impl Side {
 
     /// Connects the queue pairs, and posts a receive on each, and a second one for datagrams.
     fn connect(&self, peers: &[Endpoint; 3]) -> [RequestId; 4] {
+        // The ACK timeout is about a second, for busy machines.
+        let options = ConnectOptions::new().ack_timeout(18);
         for (queue_pair, peer) in self.queue_pairs.iter().zip(peers).take(2) {
-            queue_pair.connect(peer).unwrap();
+            queue_pair.connect_with(peer, &options).unwrap();
         }
         [0, 1, 2, 2]
             .map(|index| self.queue_pairs[index].post_recv(self.domain.buffer(4136).unwrap()).unwrap())

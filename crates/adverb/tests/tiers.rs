@@ -114,8 +114,7 @@ fn a_rejected_request_borrows_nothing() {
     let Some(device) = device() else { return };
     let (mut left, _right) = pair(&device, 2, true);
     let (mut first, mut second, mut third) = (left.buffer(1, 64), left.buffer(1, 64), left.buffer(1, 64));
-    let timeout = Duration::from_millis(100);
-    let full = left.queue_pair.scope(timeout, |scope| {
+    let full = left.queue_pair.scope(TIMEOUT, |scope| {
         scope.recv(&mut first).unwrap();
         scope.recv(&mut second).unwrap();
         let full = scope.recv(&mut third).unwrap_err();
@@ -124,7 +123,7 @@ fn a_rejected_request_borrows_nothing() {
         full
     });
     assert!(matches!(full, Ok(Error::QueueFull { .. })), "{full:?}");
-    let rejected = left.queue_pair.scope(timeout, |scope| scope.recv(&mut first).map(|_| ())).unwrap();
+    let rejected = left.queue_pair.scope(TIMEOUT, |scope| scope.recv(&mut first).map(|_| ())).unwrap();
     assert!(matches!(rejected, Err(Error::WrongState { .. })), "{rejected:?}");
 }
 

@@ -11,7 +11,8 @@ use std::time::Duration;
 use adverb::trace::Trace;
 use adverb::verbs::cm::{Connection, Connector, Listener};
 use adverb::verbs::{
-    Access, CompletionQueue, Device, ProtectionDomain, QueuePair, RequestId, SendRequest, SoftDevice, Switch,
+    Access, CompletionQueue, ConnectOptions, Device, ProtectionDomain, QueuePair, RequestId, SendRequest,
+    SoftDevice, Switch,
 };
 
 /// The timeout of every operation, far longer than any of them takes.
@@ -50,7 +51,10 @@ fn exercise(from: IpAddr, to: IpAddr) -> impl Sized {
     let peer = listener.local_addr();
     let client = thread::spawn(move || {
         let mut side = None;
-        let connector = Connector::new().timeout(TIMEOUT).local_addr(SocketAddr::new(from, 0));
+        // The ACK timeout is about a second, for busy machines. Only this side sends requests.
+        let options = ConnectOptions::new().ack_timeout(18);
+        let connector =
+            Connector::new().timeout(TIMEOUT).options(options).local_addr(SocketAddr::new(from, 0));
         let connection = connector.connect(peer, |path| {
             let (queue_pair, created) = Side::new(path)?;
             side = Some(created);

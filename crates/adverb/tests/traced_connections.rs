@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use adverb::trace::{Direction, PacketRole, Trace, WqeState};
 use adverb::verbs::cm::{Connection, ConnectionEvent, Connector, Listener, Path};
-use adverb::verbs::{CompletionQueue, FaultConfig, QueuePair, RequestId, SendRequest, SoftDevice, Switch};
+use adverb::verbs::{
+    CompletionQueue, ConnectOptions, FaultConfig, QueuePair, RequestId, SendRequest, SoftDevice, Switch,
+};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -39,12 +41,19 @@ impl Side {
     }
 }
 
+/// Returns options of a connection over links that lose packets. A message is retransmitted for about two seconds, for
+/// busy machines.
+fn options() -> ConnectOptions {
+    ConnectOptions::new().ack_timeout(16).retry_count(7)
+}
+
 /// Connects, sends a message in each direction, and disconnects.
 fn exchange_messages(listener: &Listener, from: IpAddr) {
     let peer = listener.local_addr();
     let client = thread::spawn(move || {
         let mut side = None;
-        let connector = Connector::new().timeout(TIMEOUT).local_addr(SocketAddr::new(from, 0));
+        let connector =
+            Connector::new().timeout(TIMEOUT).options(options()).local_addr(SocketAddr::new(from, 0));
         let connected = connector.connect(peer, |path| {
             let (queue_pair, created) = Side::new(path)?;
             side = Some(created);
@@ -74,7 +83,7 @@ fn packets_of_connections_are_named_and_matched() {
         SoftDevice::on_switch(&switch, addresses[index]).faults(faults).open().unwrap()
     });
     let recordings = devices.each_ref().map(|device| device.record().start().unwrap());
-    let listener = Listener::bind(SocketAddr::new(addresses[1], 0)).unwrap();
+    let listener = Listener::builder().options(options()).bind(SocketAddr::new(addresses[1], 0)).unwrap();
     for _ in 0..5 {
         exchange_messages(&listener, addresses[0]);
     }

@@ -70,6 +70,8 @@ pub(crate) fn run() -> Result<()> {
     }
     let mut selftest = Command::new(programs.find("adverb", false)?);
     selftest.args(["selftest", "--device", "soft"]).env("TSAN_OPTIONS", &options);
+    // The sanitizer makes the tests many times slower.
+    selftest.args(["--time-limit", "600"]);
     selftest.args(FILTERS.iter().flat_map(|filter| ["--filter", filter]));
     process::run(&mut selftest)
 }

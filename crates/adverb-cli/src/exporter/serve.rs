@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn a_client_that_sends_no_request_is_timed_out() {
         let sysfs = Sysfs::new("silent", &[]);
-        let (_, address) = start(&sysfs, Duration::from_millis(100));
+        let (_, address) = start(&sysfs, Duration::from_secs(2));
         assert!(exchange(address, "GET /metr").starts_with("HTTP/1.1 408 "));
     }
 

@@ -378,7 +378,7 @@ fn a_session_of_an_older_epoch_is_refused() {
 
 #[test]
 fn a_waiting_thread_sleeps_until_a_message_arrives() {
-    let (mut a, mut b, _domain) = pair(small());
+    let (mut a, mut b, _domain) = pair(Config { keepalive: None, ..small() });
     let mut log = Log::default();
     assert!(b.wait(Duration::ZERO).unwrap(), "the session was opened");
     b.poll(|_, event| log.record(event)).unwrap();

@@ -435,7 +435,11 @@ fn members_with_other_keys_get_no_session() {
 #[test]
 fn lazy_sessions_are_established_by_either_side() {
     let ports = Ports::new(3);
-    let join = |member| ports.builder(member).lazy(true).join(NAMES[member]).unwrap();
+    // No session may end because the machine is busy.
+    let options = ConnectOptions::new().ack_timeout(20);
+    let config = Config { keepalive: None, ..Config::default() };
+    let builder = |member| ports.builder(member).lazy(true).connect_options(options).config(config);
+    let join = |member| builder(member).join(NAMES[member]).unwrap();
     let clusters = [join(0), join(1), join(2)];
     let mut brokers = clusters.each_ref().map(|cluster| cluster.broker(0).unwrap());
     let [a, b, c] = &mut brokers;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::message::Random;
-use crate::session::{RETRY_BOUND, SLACK};
+use crate::session::{MAX_SLACK, RETRY_BOUND, SLACK};
 use crate::worker::{FAULT_PPM, Report};
 
 /// The number of processes. The first is never killed.
@@ -18,6 +18,9 @@ const PROCESS_COUNT: u8 = 4;
 
 /// The maximum time between two reports of a process, which reports every second. A process that takes longer hangs.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The maximum time that a busy machine needs, in addition to the duration of the test, for the last round of each pair.
+const MAX_EXTRA_TIME: Duration = Duration::from_secs(60);
 
 /// The maximum growth of the first process's memory from its second quarter to its last, in KiB.
 const MAX_MEMORY_GROWTH: u64 = 4 << 10;
@@ -61,7 +64,8 @@ pub(crate) fn run(seconds: u64, seed: u64) -> Result<()> {
     let mut this = Coordinator::new(seed)?;
     println!(
         "{PROCESS_COUNT} processes at {}, {seconds} s, seed {seed}; {} % of the packets each are lost, duplicated, corrupted and \
-         delayed; a request to a killed process must fail within {RETRY_BOUND:.3?}, plus {SLACK:?} of scheduling delay",
+         delayed; a request to a killed process must fail within {RETRY_BOUND:.3?}, plus {SLACK:?} of scheduling delay, or \
+         {MAX_SLACK:?} in rare cases",
         this.network,
         f64::from(FAULT_PPM) / 10_000.0
     );
@@ -72,7 +76,8 @@ pub(crate) fn run(seconds: u64, seed: u64) -> Result<()> {
     let mut at_quiet = None;
     loop {
         let elapsed = this.start.elapsed();
-        if elapsed > length {
+        let is_done = at_quiet.as_ref().is_some_and(|before| this.idle_peer(before).is_none());
+        if elapsed > length && (is_done || elapsed > length + MAX_EXTRA_TIME) {
             break;
         }
         this.read_report(Duration::from_millis(20))?;
@@ -91,12 +96,8 @@ pub(crate) fn run(seconds: u64, seed: u64) -> Result<()> {
         }
     }
     let before = at_quiet.context("not all processes ran at the end")?;
-    let after = this.with_first();
-    for peer in 1..PROCESS_COUNT {
-        ensure!(
-            after.get(&peer).unwrap_or(&0) > before.get(&peer).unwrap_or(&0),
-            "the first process and process {peer} finished no round at the end"
-        );
+    if let Some(peer) = this.idle_peer(&before) {
+        bail!("the first process and process {peer} finished no round at the end");
     }
     this.stop()?;
     this.check_results()
@@ -220,6 +221,12 @@ impl Coordinator {
         self.reports.get(&(0, 0)).map(|report| report.rounds_by_peer.clone()).unwrap_or_default()
     }
 
+    /// Returns a process with which the first process has finished no round since it had finished these numbers.
+    fn idle_peer(&self, before: &BTreeMap<u8, u64>) -> Option<u8> {
+        let after = self.with_first();
+        (1..PROCESS_COUNT).find(|peer| after.get(peer).unwrap_or(&0) <= before.get(peer).unwrap_or(&0))
+    }
+
     fn sum(&self, of: impl Fn(&Report) -> u64) -> u64 {
         self.reports.values().map(of).sum()
     }
@@ -262,11 +269,16 @@ impl Coordinator {
         };
         let bound = RETRY_BOUND.as_secs_f64() * 1000.0;
         let beyond = losses.iter().filter(|loss| **loss > bound).count();
+        let median = losses[losses.len() / 2];
         println!(
-            "{} lost peers: the first error completion arrived after {min:.0} to {max:.0} ms, median {:.0} ms; {beyond} \
+            "{} lost peers: the first error completion arrived after {min:.0} to {max:.0} ms, median {median:.0} ms; {beyond} \
              exceeded the bound of {bound:.0} ms",
-            losses.len(),
-            losses[losses.len() / 2]
+            losses.len()
+        );
+        // If the machine doesn't run a process for a while, few requests fail later than this.
+        ensure!(
+            median < bound + SLACK.as_secs_f64() * 1000.0,
+            "half of the requests to killed processes failed too late"
         );
 
         let quarter = self.memory.len() / 4;

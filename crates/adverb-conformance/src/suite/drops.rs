@@ -6,7 +6,7 @@ use adverb::memory::MemoryRegion;
 use adverb::verbs::{Access, ArmFor, ConnectOptions, Device, SendRequest, Status, Transport, Transport::Rc};
 use anyhow::{Context, Result, ensure};
 
-use crate::fixture::{Fixture, QUIET_PERIOD, READ_WRITE, check, expect, read};
+use crate::fixture::{COMPLETION_TIMEOUT, Fixture, QUIET_PERIOD, READ_WRITE, check, expect, read};
 use crate::registry::tests;
 
 tests! { "dropping";
@@ -229,10 +229,11 @@ fn an_armed_completion_queue_may_be_dropped(fixture: &Fixture) -> Result<()> {
         pair.right.post_receive(8)?;
         pair.right.cq.arm(ArmFor::Any)?;
         pair.left.execute(SendRequest::send(pair.left.buffer(8)?))?;
-        std::thread::sleep(QUIET_PERIOD);
         // The queue is dropped once with an unread event, and once without.
         if take {
-            ensure!(pair.right.cq.try_event()?, "no event was delivered");
+            ensure!(pair.right.cq.wait_event(COMPLETION_TIMEOUT)?, "no event was delivered");
+        } else {
+            std::thread::sleep(QUIET_PERIOD);
         }
         drop(pair.right.qp);
         drop(pair.right.cq);

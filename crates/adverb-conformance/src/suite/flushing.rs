@@ -201,7 +201,7 @@ fn a_receive_posted_to_a_failed_queue_pair_is_flushed(fixture: &Fixture) -> Resu
     let pair = failed(fixture)?;
     let receiving = pair.left.post_receive(8)?;
     let mut completions = Vec::new();
-    pair.left.cq.poll_timeout(&mut completions, 10 * QUIET_PERIOD)?;
+    pair.left.cq.poll_timeout(&mut completions, COMPLETION_TIMEOUT)?;
     ensure!(!completions.is_empty(), "no completion arrived");
     ensure!(completions[0].id() == receiving, "the completion of another request was returned");
     expect("the receive", &completions[0], Status::Flushed)

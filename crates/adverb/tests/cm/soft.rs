@@ -18,10 +18,12 @@ fn loopback(last: u8) -> IpAddr {
 
 /// Connects one device to another, and sends messages in both directions.
 fn exercise(from: IpAddr, to: IpAddr) -> ((Connection, Side), (Connection, Side)) {
-    let listener = Listener::bind(SocketAddr::new(to, 0)).unwrap();
+    // Some links lose packets. A request is retransmitted for about two seconds, for busy machines.
+    let options = ConnectOptions::new().ack_timeout(16).retry_count(7);
+    let listener = Listener::builder().options(options).bind(SocketAddr::new(to, 0)).unwrap();
     let peer = listener.local_addr();
-    let connector =
-        Connector::new().timeout(TIMEOUT).local_addr(SocketAddr::new(from, 0)).private_data(b"client");
+    let connector = Connector::new().timeout(TIMEOUT).options(options).local_addr(SocketAddr::new(from, 0));
+    let connector = connector.private_data(b"client");
     let client = thread::spawn(move || connect(&connector, peer).unwrap());
     let request = listener.accept_timeout(TIMEOUT).unwrap().expect("the client connects");
     assert!(starts_with(request.private_data(), b"client"));

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use adverb::memory::Buffer;
 use adverb::verbs::{
-    Completion, CompletionQueue, Device, ProtectionDomain, QueuePair, RequestId, SendRequest, Transport,
+    Completion, CompletionQueue, ConnectOptions, Device, ProtectionDomain, QueuePair, RequestId, SendRequest,
+    Transport,
 };
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -79,8 +80,10 @@ pub(crate) fn pair(device: &Device, depth: u32, events: bool) -> (End, End) {
 }
 
 pub(crate) fn connect(left: &End, right: &End) {
-    left.queue_pair.connect(&right.queue_pair.endpoint()).unwrap();
-    right.queue_pair.connect(&left.queue_pair.endpoint()).unwrap();
+    // The ACK timeout is about a second, for busy machines.
+    let options = ConnectOptions::new().ack_timeout(18);
+    left.queue_pair.connect_with(&right.queue_pair.endpoint(), &options).unwrap();
+    right.queue_pair.connect_with(&left.queue_pair.endpoint(), &options).unwrap();
 }
 
 /// A subscriber that passes events as lines of their fields.

@@ -8,7 +8,7 @@ use adverb_proto::Time;
 use adverb_proto::cm::{AddrPair, BindAddr, ConnectParams, Event, ListenParams, LocalQp};
 use adverb_proto::types::{Destination, SendOperation, Transport};
 use adverb_soft::{CmEvent, CmEventChannel, Nic};
-use adverb_wire::cm::ServiceId;
+use adverb_wire::cm::{ServiceId, Timeout};
 use adverb_wire::{GRH_LEN, Psn, Qpn};
 
 use super::Outcome;
@@ -167,7 +167,12 @@ impl Pair {
         let [Ok(client_events), Ok(server_events)] = channels else {
             return Err("no event channel".to_owned());
         };
-        let local_qps = [&client, &server].map(|end| LocalQp::new(end.qpn));
+        let ack_timeout = Timeout::new(17).ok_or("no timeout")?;
+        let local_qps = [&client, &server].map(|end| {
+            let mut local_qp = LocalQp::new(end.qpn);
+            (local_qp.ack_timeout, local_qp.retry_count) = (ack_timeout, 7);
+            local_qp
+        });
         let connect = ConnectParams::new(AddrPair { local, remote }, SERVICE, local_qps[0], Time::ZERO);
         let text = |error: adverb_soft::Error| error.to_string();
         let id = active.cm().connect(connect, OPERATION_DEADLINE, &client_events).map_err(text)?;
