@@ -147,7 +147,8 @@ fn gso_batches_of_short_packets_have_matching_icrcs() {
     let [mut here, mut there] = [(); 2].map(|()| open_loopback(|_| ()));
     let template = packet_between(&here, &there, &[]);
     let flow = Flow::new(template.source, template.destination).unwrap();
-    // A packet has 24 bytes besides its payload. The first batches are copied, the last two are too long.
+    // A packet has 24 bytes besides its payload. The link copies the first four batches; the others are too long, or their
+    // second packet is longer than the first.
     for lengths in [&[64, 0][..], &[64, 64], &[8, 8, 8, 8], &[104, 104], &[104, 108], &[105, 105], &[40; 5]] {
         let payload =
             |psn: u32, length: usize| (0..length).map(|index| (psn as usize + index) as u8).collect();

@@ -141,7 +141,8 @@ impl Engine {
     }
 
     /// Returns the time at which receives are posted. Callers often post a receive right after a poll, and reading the clock
-    /// takes as long as posting it, so its time is the time of the poll unless somebody can see it.
+    /// takes as long as posting it. So the result is then the time of the poll, unless a recording or a completion queue
+    /// with timestamps would show it.
     #[inline]
     pub(super) fn recv_time(&self) -> Time {
         let is_visible = self.device.sink().is_recording() || self.timed_cq_count > 0;

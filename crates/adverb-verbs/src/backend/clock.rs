@@ -9,11 +9,11 @@ pub(crate) fn clock_origin(start: Instant) -> ClockOrigin {
     read_clocks(start).origin
 }
 
-/// The number of times that the clocks are read to find an origin.
+/// The maximum number of times that the clocks are read to find an origin.
 const ATTEMPTS: usize = 8;
 
-/// The clocks can only be read one after the other. If the thread loses its CPU between them, the origin is wrong by that
-/// time, so the clocks are read again.
+/// The error of an origin that is accepted at once. The clocks are read one after the other, and if the thread loses its
+/// CPU between them, the origin is wrong by that time.
 const MAX_ERROR: Duration = Duration::from_micros(20);
 
 /// An origin, and how far it can be from the true one.

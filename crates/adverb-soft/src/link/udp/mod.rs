@@ -292,8 +292,8 @@ impl UdpLink {
         UdpStatistics { passed_on, not_passed_on, ..self.statistics }
     }
 
-    /// Returns the socket for a packet and the packets after it, or `None` if the address or the port of the packet's source
-    /// isn't the link's.
+    /// Returns the socket that sends packets with this packet's source, and its hop limits. Returns `None` if the source's
+    /// address or port isn't the link's.
     #[inline]
     fn socket_for(&mut self, packet: &TxPacket<'_>) -> Option<(&UdpSocket, HopLimits)> {
         if packet.source.ip() != self.local.ip() {
