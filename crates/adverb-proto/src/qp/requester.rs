@@ -269,9 +269,7 @@ impl QueuePair {
     fn is_coalescing(&mut self, cursor: usize) -> bool {
         let (queue, requester, limit) =
             (&self.send_queue, &mut self.requester, self.config.coalesce_limit as usize);
-        let is_short = |entry: &SendEntry| {
-            entry.length < self.mtu && !entry.needs_response() && !entry.has(SendFlags::SOLICITED)
-        };
+        let is_short = |entry: &SendEntry| entry.length < self.mtu && !entry.needs_response();
         let next_is_short = queue.get(cursor).is_some_and(is_short);
         let are_short = requester.is_short && next_is_short && queue.back().is_some_and(is_short);
         let waiting = queue.len() - cursor;

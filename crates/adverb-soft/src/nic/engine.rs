@@ -19,7 +19,7 @@ use adverb_wire::{Packet, Qpn};
 use super::NicEvent;
 use super::gsi::Gsi;
 use super::lock::Notifications;
-use super::schedule::{DelayedAck, Schedule};
+use super::schedule::{DelayedAck, POLLS_UNTIL_COMPLETION, Schedule};
 use super::transmit_queue::{QueuedPacket, TransmitQueue};
 use crate::channel::Channel;
 use crate::error::Error;
@@ -259,9 +259,9 @@ impl Engine {
             return Ok(Work::Done);
         }
         self.schedule.pacing.record_link_driven();
-        let delayed_ack = self.schedule.delayed_ack;
         let mut budget = BUDGET;
         loop {
+            let completions = self.device.statistics().completions;
             let (received, received_at) = self.receive(budget)?;
             // A packet of an earlier round may have completed a request of another queue, whose event is not delivered yet.
             let is_first = budget == BUDGET;
@@ -274,9 +274,13 @@ impl Engine {
             if poller.is_some() {
                 self.schedule.record_poll(now);
             }
-            let is_served = received > 0 && poller.is_some_and(|cq| self.device.has_completions(cq));
+            // A caller with several queues polls them in turn, so it will also get the completions of other queues.
+            let is_served = poller.is_some() && self.device.statistics().completions != completions;
+            let can_delay = || is_served && self.device.is_only_acknowledging();
+            let has_polled = poller.is_some_and(|cq| self.device.has_completions(cq));
+            let max_polls = if has_polled { 1 } else { POLLS_UNTIL_COMPLETION };
             self.schedule.delayed_ack =
-                delayed_ack.after_poll(now, || is_served && self.device.is_only_acknowledging());
+                self.schedule.delayed_ack.after_poll(now, received > 0, || can_delay().then_some(max_polls));
             let max_burst = self.max_burst();
             let sent = self.transmit(now, budget.min(max_burst))?;
             budget = budget.saturating_sub(received + sent);

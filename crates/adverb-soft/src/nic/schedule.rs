@@ -244,14 +244,16 @@ impl Schedule {
 /// Acknowledgements that are delayed for a polling caller.
 ///
 /// A caller that gets completions posts a response, or polls again, soon afterwards. The acknowledgements are sent
-/// together with the response or by that poll, which saves a system call before the caller gets its completions.
+/// together with the response or by that poll, which saves a system call before the caller gets its completions. If the
+/// completions are in another queue than the polled one, the caller needs more polls to get them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(super) enum DelayedAck {
     /// Acknowledgements are sent at once.
     #[default]
     Idle,
-    /// Acknowledgements are sent after the next request, by the next poll, or at this time.
-    Until(Time),
+    /// Acknowledgements are sent after the next request, by the last of the next `polls` polls, by a poll that receives a
+    /// packet, or at this time.
+    Until { time: Time, polls: u32 },
 }
 
 impl DelayedAck {
@@ -266,20 +268,30 @@ impl DelayedAck {
     pub(super) fn deadline(self) -> Time {
         match self {
             DelayedAck::Idle => Time::MAX,
-            DelayedAck::Until(until) => until,
+            DelayedAck::Until { time, .. } => time,
         }
     }
 
-    /// Returns the state after a poll that began in this state. `can_delay` returns whether the poll found completions
-    /// and only acknowledgements are to be sent.
+    /// Returns the state after a poll that began in this state. `max_polls` returns the number of polls for which
+    /// acknowledgements can be delayed, if the poll found completions and only acknowledgements are to be sent.
     ///
     /// Acknowledgements are not delayed twice in a row: a caller whose every poll finds completions would never send them.
     #[inline]
-    pub(super) fn after_poll(self, now: Time, can_delay: impl FnOnce() -> bool) -> DelayedAck {
-        if !self.is_pending() && can_delay() {
-            DelayedAck::Until(now + MAX_ACK_DELAY)
-        } else {
-            DelayedAck::Idle
+    pub(super) fn after_poll(
+        self,
+        now: Time,
+        has_received: bool,
+        max_polls: impl FnOnce() -> Option<u32>,
+    ) -> DelayedAck {
+        match self {
+            DelayedAck::Idle => match max_polls() {
+                Some(polls) => DelayedAck::Until { time: now + MAX_ACK_DELAY, polls },
+                None => DelayedAck::Idle,
+            },
+            DelayedAck::Until { time, polls } if polls > 1 && !has_received => {
+                DelayedAck::Until { time, polls: polls - 1 }
+            }
+            DelayedAck::Until { .. } => DelayedAck::Idle,
         }
     }
 }
@@ -320,6 +332,10 @@ impl PollPacing {
 
 /// The time after a poll for which the caller is assumed to poll again.
 const POLL_GRACE: Duration = Duration::from_millis(1);
+
+/// The number of polls after which a caller has polled all its queues. UCX has four: two of connections and two of
+/// datagrams.
+pub(super) const POLLS_UNTIL_COMPLETION: u32 = 4;
 
 /// The maximum delay of an acknowledgement.
 const MAX_ACK_DELAY: Duration = POLL_GRACE;

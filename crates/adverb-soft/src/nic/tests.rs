@@ -15,7 +15,7 @@ use nix::poll::{PollFd, PollFlags, poll};
 use parking_lot::Mutex;
 
 use self::wire::{WireMode, two_nics, two_nics_and_batches};
-use super::schedule::Driver;
+use super::schedule::{Driver, POLLS_UNTIL_COMPLETION};
 use super::*;
 
 /// Memory that is registered with a NIC and accessed by a test.
@@ -536,14 +536,16 @@ fn a_polled_message_is_acknowledged_without_another_poll() {
     }
 }
 
-#[test]
-fn an_acknowledgement_is_sent_with_the_response() {
+/// Checks that an acknowledgement is sent with the response of a caller that also polls `idle_count` queues without
+/// completions.
+fn assert_acknowledged_with_response(idle_count: usize) {
     let (first, second, _, batches) = two_nics_and_batches();
     let (one, other) = (End::new(&first, Transport::Rc), End::new(&second, Transport::Rc));
     one.connect(&other);
     other.connect(&one);
     let here = Area::new(&first, one.pd, 64);
     let there = Area::new(&second, other.pd, 64);
+    let idle: Vec<Cq> = (0..idle_count).map(|_| second.create_cq(1, None).unwrap()).collect();
     const ROUNDS: usize = 10;
     let count_batches_of_two = || {
         batches.lock().clear();
@@ -551,6 +553,7 @@ fn an_acknowledgement_is_sent_with_the_response() {
             other.post_recv(1, &[there.segment(0, 8)]).unwrap();
             one.post_recv(1, &[here.segment(0, 8)]).unwrap();
             one.send(2, SendOperation::Send, &[here.segment(0, 8)]).unwrap();
+            idle.iter().for_each(|cq| assert_eq!(second.poll(*cq, 1, |_| ()), 0));
             while other.completion().wr_id != 1 {}
             other.send(2, SendOperation::Send, &[there.segment(0, 8)]).unwrap();
             while one.completion().wr_id != 1 {}
@@ -563,6 +566,17 @@ fn an_acknowledgement_is_sent_with_the_response() {
     while count_batches_of_two() <= ROUNDS / 2 {
         assert!(start.elapsed() < TEST_TIMEOUT, "{:?}", batches.lock());
     }
+}
+
+#[test]
+fn an_acknowledgement_is_sent_with_the_response() {
+    assert_acknowledged_with_response(0);
+}
+
+#[test]
+fn an_acknowledgement_is_sent_with_the_response_of_a_caller_with_several_queues() {
+    // The message is received while the first of them is polled.
+    assert_acknowledged_with_response(POLLS_UNTIL_COMPLETION as usize - 1);
 }
 
 /// Checks that a received message is acknowledged before `end`, or dropping the NIC, destroys its receiver.

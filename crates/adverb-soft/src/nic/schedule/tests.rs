@@ -175,12 +175,16 @@ fn the_link_gets_only_changes_of_wake_interest() {
 
 #[test]
 fn acknowledgements_are_delayed_once_in_a_row() {
-    let until = DelayedAck::Until(after(MAX_ACK_DELAY));
-    assert_eq!(DelayedAck::Idle.after_poll(NOW, || true), until);
-    assert_eq!(DelayedAck::Idle.after_poll(NOW, || false), DelayedAck::Idle);
-    assert_eq!(until.after_poll(NOW, || true), DelayedAck::Idle);
-    assert_eq!((DelayedAck::Idle.is_pending(), until.is_pending()), (false, true));
-    assert_eq!((DelayedAck::Idle.deadline(), until.deadline()), (Time::MAX, after(MAX_ACK_DELAY)));
+    let until = |polls| DelayedAck::Until { time: after(MAX_ACK_DELAY), polls };
+    assert_eq!(DelayedAck::Idle.after_poll(NOW, true, || Some(1)), until(1));
+    assert_eq!(DelayedAck::Idle.after_poll(NOW, true, || None), DelayedAck::Idle);
+    assert_eq!(until(1).after_poll(NOW, true, || Some(1)), DelayedAck::Idle);
+    assert_eq!(until(1).after_poll(NOW, false, || None), DelayedAck::Idle);
+    assert_eq!((DelayedAck::Idle.is_pending(), until(1).is_pending()), (false, true));
+    assert_eq!((DelayedAck::Idle.deadline(), until(1).deadline()), (Time::MAX, after(MAX_ACK_DELAY)));
+    // Polls of other queues, which receive no packet, don't send them.
+    assert_eq!(until(2).after_poll(after(TICK), false, || None), until(1));
+    assert_eq!(until(2).after_poll(NOW, true, || Some(2)), DelayedAck::Idle);
 }
 
 #[test]
