@@ -566,20 +566,22 @@ impl<S: EventSink> Device<S> {
             if let Some(deadline) = qp.deadline() {
                 self.timers.set_no_later(slot, deadline);
             }
-            let Some(tx_packet) = tx_packet else {
+            if tx_packet.is_none() || !qp.may_transmit() {
                 // Any remaining work waits for the peer or for a timer.
                 qp.queued = false;
                 self.ready.pop_front();
                 self.burst = 0;
-                continue;
-            };
-            // Each queue pair sends several packets in turn, which share the CPU cache.
-            self.burst += 1;
-            if self.burst >= BURST {
-                self.burst = 0;
-                self.ready.rotate_left(1);
+            } else {
+                // Each queue pair sends several packets in turn, which share the CPU cache.
+                self.burst += 1;
+                if self.burst >= BURST {
+                    self.burst = 0;
+                    self.ready.rotate_left(1);
+                }
             }
-            break (slot, tx_packet);
+            if let Some(tx_packet) = tx_packet {
+                break (slot, tx_packet);
+            }
         };
         let qp = self.qps[slot as usize].as_ref()?;
         let payload = match payload {

@@ -48,7 +48,7 @@ pub(super) fn send(
 ) -> io::Result<usize> {
     let packets = &packets[..packets.len().min(MAX_BATCH)];
     let mut addresses = [const { MaybeUninit::<Address>::uninit() }; MAX_BATCH];
-    let mut controls = [const { MaybeUninit::<[Control; 4]>::uninit() }; MAX_BATCH];
+    let mut controls = [const { [const { MaybeUninit::<Control>::uninit() }; 4] }; MAX_BATCH];
     let mut trailers = [const { MaybeUninit::<[u8; ICRC_LEN]>::uninit() }; MAX_BATCH];
     let mut pieces = [const { MaybeUninit::<libc::iovec>::uninit() }; 2 * MAX_BATCH];
     let mut messages = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_BATCH];
@@ -69,14 +69,15 @@ pub(super) fn send(
         let batch_pieces;
         (batch_pieces, free_pieces) = free_pieces.split_at_mut(piece_count);
         let (address, address_len) = Address::new(batch[0].destination);
-        let (control, control_len) = Control::of(&batch[0], batch.len() > 1, hop_limits);
-        let control = controls[message_count].write(control);
+        let control = &mut controls[message_count];
+        let control_len =
+            size_of::<Control>() * Control::write(&batch[0], batch.len() > 1, hop_limits, control);
         messages[message_count].write(message(
             addresses[message_count].write(address),
             address_len,
             batch_pieces.as_mut_ptr().cast(),
             piece_count,
-            if control_len == 0 { ptr::null_mut() } else { ptr::from_mut(control).cast() },
+            if control_len == 0 { ptr::null_mut() } else { control.as_mut_ptr().cast() },
             control_len,
         ));
         packet_count += batch.len();
@@ -160,11 +161,9 @@ pub(super) fn send_timed(
     packet: &TxPacket<'_>,
     hop_limits: HopLimits,
 ) -> io::Result<()> {
-    let (common, common_len) = Control::of(packet, false, hop_limits);
-    let count = common_len / size_of::<Control>();
-    let mut controls = [Control::new(0, 0, []); 5];
-    controls[..count].copy_from_slice(&common[..count]);
-    controls[count] = Control::new(libc::SOL_SOCKET, libc::SO_TIMESTAMPING, SEND_TIME.to_ne_bytes());
+    let mut controls = [const { MaybeUninit::uninit() }; 5];
+    let count = Control::write(packet, false, hop_limits, &mut controls);
+    controls[count].write(Control::new(libc::SOL_SOCKET, libc::SO_TIMESTAMPING, SEND_TIME.to_ne_bytes()));
     let (mut address, address_len) = Address::new(packet.destination);
     let mut piece = piece(packet.bytes);
     let control_len = (count + 1) * size_of::<Control>();
@@ -621,17 +620,22 @@ impl Control {
         Control { header, value }
     }
 
-    /// Returns the control messages for a packet, or for the GSO batch that it begins, and their length in bytes.
-    fn of(packet: &TxPacket<'_>, is_gso_batch: bool, hop_limits: HopLimits) -> ([Control; 4], usize) {
+    /// Writes the control messages, at most four, for a packet or for the GSO batch that it begins. Returns their number.
+    #[inline]
+    fn write(
+        packet: &TxPacket<'_>,
+        is_gso_batch: bool,
+        hop_limits: HopLimits,
+        controls: &mut [MaybeUninit<Control>],
+    ) -> usize {
         let (level, class, hops) = match packet.destination {
             SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
             SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
         };
         let number = |value: u8| libc::c_int::from(value).to_ne_bytes();
-        let mut controls = [Control::new(0, 0, []); 4];
         let mut count = 0;
         let mut add = |control| {
-            controls[count] = control;
+            controls[count].write(control);
             count += 1;
         };
         if packet.traffic_class != 0 {
@@ -655,7 +659,7 @@ impl Control {
             let length = packet.bytes.len() as u16;
             add(Control::new(libc::SOL_UDP, libc::UDP_SEGMENT, length.to_ne_bytes()));
         }
-        (controls, count * size_of::<Control>())
+        count
     }
 }
 
