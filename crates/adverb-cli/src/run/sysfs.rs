@@ -29,7 +29,7 @@ impl Sysfs {
             (format!("{device}/device/infiniband_verbs/uverbs0/ibdev"), "adverb0".to_owned()),
             (format!("{port}/state"), "4: ACTIVE".to_owned()),
             (format!("{port}/phys_state"), "5: LinkUp".to_owned()),
-            (format!("{port}/rate"), "10 Gb/sec (4X SDR)".to_owned()),
+            (format!("{port}/rate"), "40 Gb/sec (4X QDR)".to_owned()),
             (format!("{port}/link_layer"), "Ethernet".to_owned()),
             (format!("{port}/lid"), "0x0".to_owned()),
             (format!("{port}/pkeys/0"), "0xffff".to_owned()),
