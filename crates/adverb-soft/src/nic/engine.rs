@@ -222,7 +222,7 @@ impl Engine {
         self.serve(None)
     }
 
-    /// Does the same as [`drive`](Engine::drive) for a caller that polls `cq`, until the queue has completions. The
+    /// Does the same as [`drive`](Engine::drive) for a caller that polls `cq`, until a queue gets completions. The
     /// acknowledgements of those may be [delayed](DelayedAck).
     pub(super) fn drive_for(&mut self, cq: Cq) -> io::Result<Work> {
         if self.schedule.pacing.may_skip_link() && self.device.has_completions(cq) {
@@ -277,8 +277,8 @@ impl Engine {
             // A caller with several queues polls them in turn, so it will also get the completions of other queues.
             let is_served = poller.is_some() && self.device.statistics().completions != completions;
             let can_delay = || is_served && self.device.is_only_acknowledging();
-            let has_polled = poller.is_some_and(|cq| self.device.has_completions(cq));
-            let max_polls = if has_polled { 1 } else { POLLS_UNTIL_COMPLETION };
+            let gets_completions = poller.is_some_and(|cq| self.device.has_completions(cq));
+            let max_polls = if gets_completions { 1 } else { POLLS_UNTIL_COMPLETION };
             self.schedule.delayed_ack =
                 self.schedule.delayed_ack.after_poll(now, received > 0, || can_delay().then_some(max_polls));
             let max_burst = self.max_burst();

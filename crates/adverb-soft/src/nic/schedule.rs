@@ -252,7 +252,7 @@ pub(super) enum DelayedAck {
     #[default]
     Idle,
     /// Acknowledgements are sent after the next request, by the last of the next `polls` polls, by a poll that receives a
-    /// packet, or at this time.
+    /// packet, or at `time`.
     Until { time: Time, polls: u32 },
 }
 
@@ -333,7 +333,7 @@ impl PollPacing {
 /// The time after a poll for which the caller is assumed to poll again.
 const POLL_GRACE: Duration = Duration::from_millis(1);
 
-/// The number of polls after which a caller has polled all its queues. UCX has four: two of connections and two of
+/// The number of polls in which a caller is assumed to poll all its queues. UCX has four: two for connections and two for
 /// datagrams.
 pub(super) const POLLS_UNTIL_COMPLETION: u32 = 4;
 
