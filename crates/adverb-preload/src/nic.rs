@@ -150,7 +150,7 @@ extern "C" fn acknowledge_at_exit() {
         if let Some(nic) = OpenNic::if_open()
             && nic.nic.is_owned_by_this_process()
         {
-            nic.nic.send_delayed_acks();
+            nic.nic.flush();
         }
     });
 }

@@ -212,6 +212,17 @@ pub unsafe fn copy_out(from: NonNull<u8>, out: &mut [u8]) {
     unsafe { access::load(from, NonNull::from(&mut *out).cast(), out.len()) };
 }
 
+/// Copies bytes to memory that other processes may access at the same time.
+///
+/// # Safety
+///
+/// The `bytes.len()` bytes at `to` are writable, and concurrent accesses to them follow the rules of
+/// [`RegisteredMemory::add`].
+pub(crate) unsafe fn copy_in(to: NonNull<u8>, bytes: &[u8]) {
+    // SAFETY: the caller guarantees that the bytes at `to` are writable.
+    unsafe { access::store(to, bytes) };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,42 +6,71 @@
 mod support;
 
 use std::io::{Read, Write};
+use std::net::SocketAddr;
 
-use adverb_soft::link::{AddressShare, Link, UdpConfig, UdpLink};
+use adverb_soft::link::{AddressShare, Link, TxPacket, UdpConfig, UdpLink};
 use adverb_wire::cm::ServiceId;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
-use nix::unistd::{ForkResult, fork, pause};
+use nix::unistd::{ForkResult, Pid, fork, pause};
 
-use support::open_loopback;
+use support::{collect, drain, open_loopback};
+
+/// A child that is killed when the test ends.
+struct Child(Pid);
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        kill(self.0, Signal::SIGKILL).unwrap();
+        waitpid(self.0, None).unwrap();
+    }
+}
 
 #[test]
-fn a_forked_child_keeps_no_share_and_no_service() {
+fn a_forked_child_keeps_no_share_no_service_and_no_ring() {
     let mut link = open_loopback(|config| config.shared = true);
     let (address, share) = (link.local_addr().ip(), link.address_share());
     assert_eq!(share, AddressShare::new(0));
+    let mut config = UdpConfig::new(address);
+    config.shared = true;
+    let mut sender = UdpLink::open(&config).unwrap();
+    let source = SocketAddr::new(address, sender.source_port(address, 0xc000));
+    let mut bytes = [0; 100];
+    bytes[4..8].copy_from_slice(&share.unwrap().qpn(0x1_0000).to_be_bytes());
+    let destination = link.local_addr();
+    let packet =
+        TxPacket { source, destination, traffic_class: 0, hop_limit: 0, flow_label: 0, bytes: &bytes };
+    // The second packet shows the sender that the receiver has opened its ring.
+    for _ in 0..2 {
+        assert_eq!(sender.send(&[packet]).unwrap(), 1);
+        assert_eq!(collect(&mut link, 1).len(), 1);
+    }
     let service = ServiceId::tcp_port(7471);
     link.claim_service(service).unwrap();
     let (mut reader, mut writer) = std::io::pipe().unwrap();
-    // SAFETY: the child only calls functions that are permitted in a child of a process with several threads.
+    // SAFETY: the child only calls functions that are permitted in a child of a process with several threads, and the
+    // allocator, which glibc permits.
     let child = match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
+            // The child has no ring, so the packet gets lost.
+            let _ = sender.send(&[packet]);
             let _ = writer.write_all(b"1");
             loop {
                 pause();
             }
         }
-        ForkResult::Parent { child } => child,
+        ForkResult::Parent { child } => Child(child),
     };
     // The child gives up its copies before `fork` returns there.
     reader.read_exact(&mut [0]).unwrap();
-    drop(link);
-    let mut config = UdpConfig::new(address);
-    config.shared = true;
+    let received = drain(&mut link);
+    assert_eq!(sender.send(&[packet]).unwrap(), 1);
+    assert_eq!(collect(&mut link, 1).len(), 1);
+    drop((link, sender));
     let mut successor = UdpLink::open(&config).unwrap();
     let (successor_share, claimed) = (successor.address_share(), successor.claim_service(service));
-    kill(child, Signal::SIGKILL).unwrap();
-    waitpid(child, None).unwrap();
+    drop(child);
+    assert_eq!(received, [], "the child wrote into the ring");
     assert_eq!(successor_share, share);
     claimed.unwrap();
 }

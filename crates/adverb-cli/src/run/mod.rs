@@ -25,7 +25,8 @@ use sysfs::Sysfs;
 #[command(after_help = "\
 PROGRAM is built against rdma-core's libibverbs or librdmacm, and needs neither an RDMA
 NIC nor privileges: it finds one device, adverb0, whose packets are RoCE v2 over UDP
-sockets. All programs of a user share the device, as they share RDMA hardware:
+sockets, or in memory between programs at one address. All programs of a user share
+the device, as they share RDMA hardware:
 
   adverb run -- ib_send_bw -d adverb0 -x 0
   adverb run -- ib_send_bw -d adverb0 -x 0 127.0.0.1

@@ -128,12 +128,12 @@ pub trait Link: Send {
         0
     }
 
-    /// Receives packets without blocking, and calls `each` with every packet. `max` is the maximum number of packets,
-    /// at least 1.
+    /// Receives packets without blocking, and calls `each` with every packet. `max`, at least 1, is the maximum number of
+    /// packets; a link that receives batches may exceed it by a batch.
     ///
-    /// The result is the number of packets received, including packets that the link dropped. If the result isn't 0,
-    /// more packets may be available. If the link still holds packets that exceeded `max`, [`deadline`](Link::deadline)
-    /// returns the current time.
+    /// The result is the number of packets received, including packets that the link dropped. If the result isn't 0, or
+    /// [wake interest](Link::set_wake_interest) is disabled, more packets may be available. If the link still holds
+    /// packets that exceeded `max`, [`deadline`](Link::deadline) returns the current time.
     ///
     /// # Errors
     ///

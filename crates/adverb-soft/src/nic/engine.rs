@@ -246,6 +246,11 @@ impl Engine {
         Ok(if sent < max_count { Work::Done } else { Work::More })
     }
 
+    /// Whether packets wait for the link to accept them.
+    pub(super) fn has_queued_packets(&self) -> bool {
+        !self.schedule.has_failed() && !self.transmit_queue.is_empty()
+    }
+
     /// Sends delayed acknowledgements, because their queue pair may be about to be destroyed.
     pub(super) fn flush_delayed_acks(&mut self) -> io::Result<Work> {
         if !std::mem::take(&mut self.schedule.delayed_ack).is_pending() {
@@ -331,7 +336,7 @@ impl Engine {
         })
     }
 
-    /// Receives a batch of at most `max` packets. Returns their number, and the time at which the first was received.
+    /// Receives a batch of about `max` packets. Returns their number, and the time at which the first was received.
     fn receive(&mut self, max: usize) -> io::Result<(usize, Option<Time>)> {
         let Engine { device, memory, link: Some(link), start, receive_time_source: source, .. } = self else {
             return Ok((0, None));
@@ -682,8 +687,8 @@ const MIN_WINDOW: u32 = 16;
 /// would wait for the busy peer anyway.
 const COALESCE_LIMIT: u32 = 16;
 
-/// The maximum number of packets that are received, and the maximum number that are sent, before other threads get the
-/// lock.
+/// The number of packets that are received, up to a batch, and the maximum number that are sent, before other threads get
+/// the lock.
 pub(super) const BUDGET: usize = 256;
 
 /// The maximum number of packets that a NIC sends to itself over the link before it receives them.

@@ -291,7 +291,8 @@ impl Nic {
     ///
     /// - A receive has the time at which the link received the message's last packet. The receive time of [`UdpLink`] is
     ///   the kernel's; all packets of a GRO batch have the time of the batch's first packet. The receive time of
-    ///   [`MemLink`] is the time at which the sender's link delivered the packet.
+    ///   [`MemLink`] is the time at which the sender's link delivered the packet. A packet from another process at the
+    ///   same address has the time at which the NIC reads it.
     /// - A send request of a reliable connection has the receive time of the acknowledgement or of the last response.
     /// - A send request of an unreliable connection or a datagram has the time right before the link sent the request's
     ///   last packet. The link sends each such packet by itself, not in a GSO batch.
@@ -726,11 +727,6 @@ impl Nic {
         posted.map_err(|error| BatchPostError { posted_count, error })
     }
 
-    /// Sends the acknowledgements that the NIC delays, before the process exits without dropping the NIC.
-    pub fn send_delayed_acks(&self) {
-        self.flush_delayed_acks();
-    }
-
     /// Sends delayed ACKs.
     fn flush_delayed_acks(&self) {
         let mut engine = self.shared.engine.lock();
@@ -757,7 +753,7 @@ impl Drop for Nic {
         if !self.is_owned_by_this_process() {
             return std::mem::forget((thread, Arc::clone(&self.shared)));
         }
-        self.flush_delayed_acks();
+        self.flush();
         self.shared.engine.lock().schedule.close();
         self.shared.wake_channel.notify();
         // The thread catches its own panics.

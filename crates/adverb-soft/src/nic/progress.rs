@@ -72,6 +72,24 @@ pub(super) fn wake(shared: &Shared, engine: &mut Engine, work: Work) {
 }
 
 impl Nic {
+    /// Sends delayed acknowledgements and queued packets, before the process exits without dropping the NIC. If the link
+    /// refuses packets, the call tries for about 30 ms.
+    pub fn flush(&self) {
+        self.flush_delayed_acks();
+        let (start, mut attempts) = (Instant::now(), 0);
+        // If the attempts are few, the process may have had no CPU.
+        while start.elapsed() < MAX_FLUSH_TIME || attempts < MIN_FLUSH_ATTEMPTS {
+            attempts += 1;
+            let mut engine = self.shared.engine.lock();
+            if !engine.has_queued_packets() {
+                return;
+            }
+            self.drive(&mut engine, |engine| engine.send_posted(engine.now()));
+            drop(engine);
+            std::thread::yield_now();
+        }
+    }
+
     /// Waits for an event of a completion queue's channel and consumes it. Returns false if `timeout` elapses first. If
     /// `timeout` is `None`, the call waits indefinitely. The waiting caller drives the NIC unless another waiting
     /// caller already does.
@@ -135,6 +153,13 @@ impl Drop for WaitGuard<'_> {
         }
     }
 }
+
+/// The minimum number of times that a NIC tries to send refused packets before it closes.
+const MIN_FLUSH_ATTEMPTS: u32 = 32;
+
+/// The time for which a NIC that is about to close waits for a link that refuses packets. A link to a process that
+/// reads nothing refuses packets for 10 ms, and packets to other peers may be behind them.
+const MAX_FLUSH_TIME: Duration = Duration::from_millis(30);
 
 /// The time between two steps of the progress thread if the system can't wait for descriptors.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);

@@ -224,6 +224,20 @@ fn datagrams_deliver_the_grh_and_inline_bytes() {
 }
 
 #[test]
+fn a_nic_that_closes_sends_packets_that_the_link_refused() {
+    let (one, other, mode) = two_nics();
+    let sender = End::new(&one, Transport::Rc);
+    let receiver = End::new(&other, Transport::Rc);
+    sender.connect(&receiver);
+    receiver.connect(&sender);
+    receiver.post_recv(1, &[]).unwrap();
+    *mode.lock() = Some(WireMode::Refuses(3));
+    sender.send(2, SendOperation::Send, &[]).unwrap();
+    drop(one);
+    assert_eq!(receiver.completion().wr_id, 1);
+}
+
+#[test]
 fn the_progress_thread_completes_a_long_message() {
     let nic = loopback();
     let (one, other) = pair(&nic);

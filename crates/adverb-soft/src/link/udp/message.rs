@@ -27,7 +27,7 @@ const MAX_BATCH: usize = 64;
 const MAX_PACKET_LEN: usize = (4096 + MAX_HEADER_LEN + ICRC_LEN).next_multiple_of(64);
 
 /// The maximum size of a GSO batch, below the maximum length of an IP packet.
-const MAX_GSO_BYTES: usize = 65_000;
+pub(super) const MAX_GSO_BYTES: usize = 65_000;
 
 /// Sends packets in order, and returns the number of accepted packets: at least one, unless there are none.
 ///
@@ -215,7 +215,7 @@ type SendTimeControls = [u64; 32];
 
 /// Returns the number of packets, at least one, that form a GSO batch: packets like the first, and a last one that may
 /// be shorter.
-fn gso_batch_len(packets: &[TxPacket<'_>], uses_gso: bool, shared: Option<SocketAddr>) -> usize {
+pub(super) fn gso_batch_len(packets: &[TxPacket<'_>], uses_gso: bool, shared: Option<SocketAddr>) -> usize {
     let [first, rest @ ..] = packets else { return 0 };
     let length = first.bytes.len();
     if rest.is_empty() || !uses_gso || length <= ICRC_LEN {

@@ -38,7 +38,7 @@ pub use interface::Interface;
 use message::{Datagram, Receiver};
 pub use path::{IcmpError, PathSocket};
 use ports::{HopLimits, SourcePorts};
-use share::{Guarded, SharedAddress};
+use share::{Delivery, Guarded, SharedAddress};
 
 /// The configuration of a [`UdpLink`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,7 +67,8 @@ pub struct UdpConfig {
     /// batches need much less CPU time than single packets.
     pub gso: bool,
     /// Whether other processes of this user may have links at the same address and port 4791. Each of these links then
-    /// has a [share](Link::address_share) of the queue pair numbers. Other ports are not shared.
+    /// has a [share](Link::address_share) of the queue pair numbers. Other ports are not shared. Packets between these
+    /// links are in shared memory, and tcpdump doesn't see them.
     pub shared: bool,
 }
 
@@ -312,7 +313,13 @@ impl UdpLink {
     /// returned an error or can't return send times.
     fn try_send_timed(&mut self, packet: &TxPacket<'_>) -> Option<TimedSend> {
         let start = Instant::now();
-        if packet.source.ip() != self.local.ip() || self.missed_send_times >= MAX_MISSED_SEND_TIMES {
+        // A packet over UDP could overtake earlier packets to another process at this address.
+        let is_between_processes = packet.destination == self.local
+            && self.shared.as_ref().is_some_and(|shared| shared.other_share(packet.bytes).is_some());
+        if packet.source.ip() != self.local.ip()
+            || self.missed_send_times >= MAX_MISSED_SEND_TIMES
+            || is_between_processes
+        {
             return None;
         }
         let (socket, number, hop_limits) = self.sending.timed_socket(packet.source.port())?;
@@ -348,14 +355,19 @@ impl UdpLink {
         let Some(shared) = shared else {
             return receiver.receive(socket, max, statistics, &mut deliver);
         };
-        let mut count = if shared.is_due() { shared.serve(max, &mut deliver) } else { 0 };
-        if count < max {
-            count += receiver.receive(socket, max - count, statistics, &mut |datagram| {
+        let mut count = 0;
+        if shared.is_udp_due() {
+            // Packets over UDP leave half of the packets to the other processes.
+            let udp_max = if shared.has_rings() { max.div_ceil(2) } else { max };
+            count = receiver.receive(socket, udp_max, statistics, &mut |datagram| {
                 if shared.accept_or_pass_on(datagram) {
                     deliver(datagram);
                 }
             })?;
+            shared.record_udp(count);
         }
+        // This is called even after `max` packets, so that many packets over UDP can't keep other processes waiting.
+        count += shared.receive(max.saturating_sub(count).max(1), &mut deliver);
         Ok(count)
     }
 
@@ -365,11 +377,24 @@ impl UdpLink {
         let shared = self.shared.is_some().then_some(self.local);
         // The index of the packet whose send failed last.
         let mut failed_index = None;
-        while let rest @ [first, ..] = &packets[accepted..] {
+        while let mut rest @ [first, ..] = &packets[accepted..] {
             let segmentation = self.segmentation;
+            let is_to_own_address = first.destination == self.local && first.source.ip() == self.local.ip();
+            if let Some(processes) = self.shared.as_mut().filter(|_| is_to_own_address) {
+                rest = &rest[..message::gso_batch_len(rest, true, shared)];
+                match processes.send(rest) {
+                    Delivery::Accepted => {
+                        accepted += rest.len();
+                        continue;
+                    }
+                    Delivery::Full => break,
+                    Delivery::OverUdp => {}
+                }
+            }
             let Some((socket, hop_limits)) = self.socket_for(first) else {
                 self.count_unsendable(rest.len(), io::ErrorKind::InvalidInput);
-                return Ok(packets.len());
+                accepted += rest.len();
+                continue;
             };
             let socket = socket.as_fd();
             match message::send(socket, rest, segmentation, shared, hop_limits) {
@@ -467,6 +492,13 @@ impl Link for UdpLink {
 
     fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.readiness.0.as_fd())
+    }
+
+    fn set_wake_interest(&mut self, enabled: bool) -> io::Result<()> {
+        if let Some(shared) = &mut self.shared {
+            shared.set_wants_wakeup(enabled);
+        }
+        Ok(())
     }
 
     fn set_timestamps(&mut self, enabled: bool) -> io::Result<()> {
@@ -623,7 +655,7 @@ mod tests {
     nix::setsockopt_impl!(NoChecksum, libc::SOL_SOCKET, libc::SO_NO_CHECK, bool, SetBool);
 
     /// Returns a loopback address of this process. Each test has its own address, because tests run at once.
-    fn loopback(test: u32) -> std::net::Ipv4Addr {
+    pub(super) fn loopback(test: u32) -> std::net::Ipv4Addr {
         let host = std::process::id().wrapping_mul(0x9e37_79b1) >> 9;
         std::net::Ipv4Addr::from_bits(127 << 24 | 0x80_0000 | host & !7 | test)
     }

@@ -29,14 +29,20 @@ pub(super) enum WireMode {
     Fails,
     /// The wire accepts all packets at once.
     AcceptsAll,
+    /// The wire refuses the packets of this number of calls.
+    Refuses(u32),
 }
 
 impl Link for Wire {
     fn send(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
-        match *self.mode.lock() {
+        match &mut *self.mode.lock() {
             Some(WireMode::Panics) => panic!("a panic injected by a test"),
             Some(WireMode::Fails) => return Err(io::ErrorKind::BrokenPipe.into()),
-            Some(WireMode::AcceptsAll) | None => {}
+            Some(WireMode::Refuses(count)) if *count > 0 => {
+                *count -= 1;
+                return Ok(0);
+            }
+            Some(WireMode::AcceptsAll | WireMode::Refuses(_)) | None => {}
         }
         self.batches.lock().push(packets.len());
         // By default, the wire accepts few packets at once, so that the sender must retry.

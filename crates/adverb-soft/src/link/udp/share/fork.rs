@@ -1,18 +1,19 @@
-//! Sockets that a forked child doesn't keep open.
+//! Sockets and shared memory that a forked child doesn't keep.
 //!
 //! A forked child that doesn't execute another program inherits its parent's sockets, and would keep the parent's names
 //! in use after the parent has ended. The child has no progress thread and can't use the sockets, so a `fork` handler
-//! replaces them in the child.
+//! replaces them in the child. It also replaces the memory that the parent shares with other processes with zeros.
 
 use std::fs::File;
 use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicUsize, Ordering};
 
 use nix::libc;
 
-/// A socket that is replaced in a forked child.
+/// A socket or another file that is replaced in a forked child.
 #[derive(Debug)]
 pub(in crate::link::udp) struct Guarded<T> {
     // The guard is dropped first: after the socket is closed, its number may belong to another file.
@@ -46,15 +47,53 @@ impl<T> Deref for Guarded<T> {
 #[derive(Debug)]
 struct Guard(Option<usize>);
 
+/// Installs the handler. Without it, a child keeps the sockets open.
+fn install_handler() {
+    REPLACEMENT.get_or_init(|| {
+        let file = File::open("/dev/null").ok()?;
+        // SAFETY: the handler only calls functions that are permitted in a child of a process with several threads.
+        let status = unsafe { libc::pthread_atfork(None, None, Some(replace_in_child)) };
+        (status == 0).then_some(file)
+    });
+}
+
+/// An entry of [`MAPPINGS`], or `None` if all are in use: a child then keeps the memory.
+#[derive(Debug)]
+pub(super) struct MappingGuard(Option<usize>);
+
+impl MappingGuard {
+    /// Guards memory of a multiple of the page size.
+    pub(super) fn new(start: NonNull<u8>, length: usize) -> MappingGuard {
+        install_handler();
+        let claim = |(address, _): &(AtomicPtr<u8>, AtomicUsize)| {
+            let start = start.as_ptr();
+            address.compare_exchange(ptr::null_mut(), start, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        };
+        let index = MAPPINGS.iter().position(claim);
+        if let Some(index) = index {
+            MAPPINGS[index].1.store(length, Ordering::Release);
+        }
+        MappingGuard(index)
+    }
+}
+
+impl Drop for MappingGuard {
+    fn drop(&mut self) {
+        if let Some(index) = self.0 {
+            MAPPINGS[index].1.store(0, Ordering::Relaxed);
+            // Another thread that claims the entry stores its length after this one.
+            MAPPINGS[index].0.store(ptr::null_mut(), Ordering::Release);
+        }
+    }
+}
+
+/// The guarded memory of all links of the process: addresses and lengths. The length is 0 while an entry changes.
+static MAPPINGS: [(AtomicPtr<u8>, AtomicUsize); 1024] =
+    [const { (AtomicPtr::new(ptr::null_mut()), AtomicUsize::new(0)) }; 1024];
+
 impl Guard {
     fn new(descriptor: RawFd) -> Guard {
-        // Without the file, or without the handler, a child keeps the sockets open.
-        REPLACEMENT.get_or_init(|| {
-            let file = File::open("/dev/null").ok()?;
-            // SAFETY: the handler only calls functions that are permitted in a child of a process with several threads.
-            let status = unsafe { libc::pthread_atfork(None, None, Some(replace_in_child)) };
-            (status == 0).then_some(file)
-        });
+        install_handler();
         let claim = |entry: &AtomicI32| {
             entry.compare_exchange(NONE, descriptor, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         };
@@ -88,6 +127,19 @@ extern "C" fn replace_in_child() {
         if descriptor != NONE {
             // SAFETY: a guarded descriptor is open, and its owner doesn't run in the child. The call is async-signal-safe.
             unsafe { libc::dup2(file.as_raw_fd(), descriptor) };
+        }
+    }
+    for (start, length) in &MAPPINGS {
+        let length = length.load(Ordering::Acquire);
+        let start = start.load(Ordering::Relaxed);
+        if length > 0 && !start.is_null() {
+            let (access, flags) = (
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED,
+            );
+            // SAFETY: guarded memory is mapped, all values of its bytes are valid, and its owner doesn't run in the
+            // child. The call is async-signal-safe in practice: it is only a system call.
+            unsafe { libc::mmap(start.cast(), length, access, flags, -1, 0) };
         }
     }
 }

@@ -13,17 +13,18 @@
 //!   share to its new socket. That socket is the last one, so it gets the right index when the sockets of ended processes
 //!   are closed.
 
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::socket::sockopt::RcvBuf;
-use nix::sys::socket::{ControlMessageOwned, MsgFlags, getsockopt};
+use nix::sys::socket::{MsgFlags, getsockopt};
 
+use super::files;
 use super::message::Message;
 use super::names::{Name, Names};
 use super::program;
@@ -232,22 +233,9 @@ fn await_readable(socket: &impl AsFd, deadline: Instant) -> bool {
 /// Receives the response to [`Message::Join`].
 fn receive_sockets(peer: &UnixStream) -> io::Result<Vec<UdpSocket>> {
     let mut response = [0; 16];
-    let mut control = nix::cmsg_space!([RawFd; AddressShare::MAX_COUNT as usize]);
-    let mut pieces = [IoSliceMut::new(&mut response)];
-    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-    let received = nix::sys::socket::recvmsg::<()>(peer.as_raw_fd(), &mut pieces, Some(&mut control), flags)?;
-    let mut sockets = Vec::new();
-    for message in received.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(descriptors) = message {
-            for descriptor in descriptors {
-                // SAFETY: the kernel has just created the descriptor for this message, and nothing else has it.
-                sockets.push(UdpSocket::from(unsafe { OwnedFd::from_raw_fd(descriptor) }));
-            }
-        }
-    }
-    let length = received.bytes;
+    let (length, files) = files::receive(peer, &mut response)?;
     match Message::parse(&response[..length]) {
-        Some(Message::Sockets) => Ok(sockets),
+        Some(Message::Sockets) => Ok(files.into_iter().map(UdpSocket::from).collect()),
         _ => Err(io::ErrorKind::InvalidData.into()),
     }
 }

@@ -10,37 +10,48 @@
 //!
 //! The kernel's table of [names] is the registry of the processes and of the services that they listen on. The kernel
 //! removes the names of a process that ends.
+//!
+//! Packets between these processes, except the messages of connection managers, don't pass through the kernel: the sender
+//! writes them into a [ring] in memory that it shares with the process of the queue pair. A process that reads slowly loses
+//! no packets unless its ring stays full for [a while](outbound).
 
 mod dispatch;
 mod election;
+mod files;
 mod fork;
 mod join;
 mod message;
 mod names;
+mod outbound;
 mod program;
+mod ring;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use adverb_wire::cm::ServiceId;
-use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{ControlMessage, MsgFlags};
 
 use super::UdpConfig;
-use super::message::Datagram;
-use crate::link::AddressShare;
+use super::message::{Datagram, MAX_GSO_BYTES};
+use crate::channel::Channel;
+use crate::link::{AddressShare, TxPacket};
 use dispatch::Target;
 pub(super) use dispatch::have_same_process;
 use election::{Action, Election, Input};
 pub(super) use fork::Guarded;
 use join::Membership;
-use message::{Message, Packet};
+use message::{Message, PACKETS_HEADER_LEN, Packets};
 use names::{Name, Names};
+use outbound::{Outbound, Sent};
+use ring::{MAX_MESSAGE_LEN, Reader, wakeup_fence};
 
 /// The state of a process that shares an address.
 #[derive(Debug)]
@@ -54,15 +65,34 @@ pub(super) struct SharedAddress {
     next_source: u64,
     /// The services that this process listens on: the number of the source, and the number of listeners.
     services: BTreeMap<ServiceId, (u64, u32)>,
-    /// The connections to other processes, the least recently opened first.
-    outbound: Vec<(Name, Guarded<UnixStream>)>,
+    outbound: Outbound,
     election: Election,
     /// An epoll instance that is readable when a source is.
     readiness: Epoll,
     /// The number of calls until the sources are read.
     calls_left: u32,
+    /// A message to send, or the metadata of packets to send.
     buffer: Vec<u8>,
-    /// The number of connections that this process has accepted.
+    /// The received message.
+    received: Vec<u8>,
+    rings: Vec<Ring>,
+    /// The index of the ring that is read first, so that each ring is read first in turn.
+    first_ring: usize,
+    /// The listeners with connections that could not be accepted yet.
+    unfinished_accepts: Vec<u64>,
+    /// The time at which these listeners try again.
+    accept_at: Option<Instant>,
+    /// Whether a thread may sleep on the descriptor.
+    wants_wakeup: bool,
+    /// Whether the next receive reads the sources, because a thread may have slept on the descriptor.
+    must_serve: bool,
+    /// A channel whose event wakes a thread that begins to sleep although a ring has packets.
+    wake_channel: Channel,
+    /// Whether the channel has its event.
+    has_wake_event: bool,
+    /// The number of calls until the UDP socket is read.
+    udp_calls_left: u32,
+    /// The number of open connections that this process has accepted.
     inbound_count: usize,
     /// The number of packets that were passed on.
     passed_on: u64,
@@ -81,11 +111,38 @@ enum Source {
     Dispatcher(Guarded<UnixStream>),
 }
 
-/// The number of receives per read of the sources. Each read is a system call.
-const CALLS_PER_READ: u32 = 64;
+/// A ring that another process writes packets into.
+#[derive(Debug)]
+struct Ring {
+    /// The number of the connection to the process.
+    source: u64,
+    reader: Reader,
+    /// Whether the other process was asked for a wake-up, whose message was not read yet. The message makes the descriptor
+    /// readable, so that no other one is needed.
+    awaits_wakeup: bool,
+    state: RingState,
+}
 
-/// The maximum number of connections that a process keeps open to others.
-const MAX_OUTBOUND: usize = 32;
+/// The state of a ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum RingState {
+    Open,
+    /// The connection is closed. The ring is removed when it is empty.
+    Closed,
+    /// The other process violated the format.
+    Broken,
+    /// The connection is closed, and all packets were read.
+    Ended,
+}
+
+/// The number of the event of the wake channel.
+const WAKE_CHANNEL: u64 = u64::MAX / 2;
+
+/// The maximum number of messages that are read from a ring before the next ring.
+const MAX_RING_BATCH: usize = 16;
+
+/// The number of receives per read of the sources, unless a thread may have slept. Each read is a system call.
+const CALLS_PER_READ: u32 = 64;
 
 /// The maximum number of connections that a process accepts: those of all other processes to a few names.
 const MAX_INBOUND: usize = 1024;
@@ -93,8 +150,28 @@ const MAX_INBOUND: usize = 1024;
 /// The maximum number of connections accepted, or messages read, before another source is served.
 const MAX_BATCH: usize = 64;
 
-/// The size of the buffer for a message: a packet with its metadata.
-const BUFFER_LEN: usize = 8192;
+/// The maximum length of packets in one message.
+const MAX_PACKETS_LEN: usize = MAX_MESSAGE_LEN - PACKETS_HEADER_LEN;
+
+const _: () = assert!(MAX_GSO_BYTES <= MAX_PACKETS_LEN, "a batch fits into a message");
+
+/// The number of receives per read of the UDP socket while no thread may sleep, other processes have rings, and the socket
+/// had no packets.
+const CALLS_PER_UDP_READ: u32 = 4;
+
+/// The time after which a process without a free file descriptor tries again to accept a connection.
+const ACCEPT_RETRY_TIME: Duration = Duration::from_millis(100);
+
+/// The result of [`SharedAddress::send`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Delivery {
+    /// The packets were sent, or lost because the other process doesn't read them.
+    Accepted,
+    /// The other process must read packets first.
+    Full,
+    /// The packets must be sent over UDP.
+    OverUdp,
+}
 
 impl SharedAddress {
     /// Joins the processes that share an address. Returns the state, the receiving socket, and the size of its buffer.
@@ -117,15 +194,27 @@ impl SharedAddress {
             sources: BTreeMap::new(),
             next_source: 0,
             services: BTreeMap::new(),
-            outbound: Vec::new(),
+            outbound: Outbound::default(),
             election: Election::new(now),
             readiness: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
             calls_left: CALLS_PER_READ,
-            buffer: Vec::with_capacity(BUFFER_LEN),
+            buffer: Vec::new(),
+            received: vec![0; MAX_MESSAGE_LEN],
+            rings: Vec::new(),
+            first_ring: 0,
+            unfinished_accepts: Vec::new(),
+            accept_at: None,
+            wants_wakeup: true,
+            must_serve: true,
+            wake_channel: Channel::new()?,
+            has_wake_event: false,
+            udp_calls_left: 0,
             inbound_count: 0,
             passed_on: 0,
             not_passed_on: 0,
         };
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, WAKE_CHANNEL);
+        shared.readiness.add(&shared.wake_channel, event)?;
         shared.add(Source::Listener(Guarded::new(listener), Name::Share(share)))?;
         shared.run_election(Input::Timeout, now);
         let receiving = Guarded::new(shared.own.try_clone()?);
@@ -143,14 +232,14 @@ impl SharedAddress {
         (self.passed_on, self.not_passed_on)
     }
 
-    /// Returns the descriptor that is readable when [`serve`](SharedAddress::serve) has work.
+    /// Returns the descriptor that is readable when [`receive`](SharedAddress::receive) has work.
     pub(super) fn readiness(&self) -> BorrowedFd<'_> {
         self.readiness.0.as_fd()
     }
 
-    /// Returns the time of the next call to [`serve`](SharedAddress::serve).
-    pub(super) const fn deadline(&self) -> Option<Instant> {
-        self.election.deadline()
+    /// Returns the time of the next call to [`receive`](SharedAddress::receive).
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.election.deadline().into_iter().chain(self.accept_at).min()
     }
 
     /// Returns whether this process must handle a packet from the socket: the packet is for it, or it needs a reply
@@ -176,54 +265,185 @@ impl SharedAddress {
 
     /// Passes a packet on to the process with a name. Returns whether no process has the name.
     fn pass_on(&mut self, name: Name, datagram: &Datagram<'_>) -> bool {
-        Message::Packet(Packet {
+        Message::Packets(Packets {
             source: datagram.source,
             traffic_class: datagram.traffic_class,
             hop_limit: datagram.hop_limit,
             flow_label: datagram.flow_label,
+            segment: datagram.bytes.len() as u32,
             bytes: datagram.bytes,
         })
         .emit(&mut self.buffer);
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-        // A connection may be to a process that has ended, or that no longer listens on the service.
-        for _ in 0..2 {
-            let index = match self.outbound.iter().position(|(known, _)| *known == name) {
-                Some(index) => index,
-                None => match self.names.connect(name) {
-                    Ok(Some(stream)) => {
-                        if self.outbound.len() >= MAX_OUTBOUND {
-                            self.outbound.remove(0);
-                        }
-                        self.outbound.push((name, Guarded::new(stream)));
-                        self.outbound.len() - 1
-                    }
-                    Ok(None) => return true,
-                    Err(_) => break,
-                },
-            };
-            match nix::sys::socket::send(self.outbound[index].1.as_raw_fd(), &self.buffer, flags) {
-                Ok(_) => {
-                    self.passed_on += 1;
-                    return false;
-                }
-                Err(Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM | Errno::EMSGSIZE) => break,
-                Err(_) => drop(self.outbound.remove(index)),
+        let sent = self.outbound.send(&self.names, name, &self.buffer);
+        if sent == Sent::Accepted {
+            self.passed_on += 1;
+        } else if sent != Sent::Absent {
+            self.not_passed_on += 1;
+        }
+        sent == Sent::Absent
+    }
+
+    /// Sends packets to this address, which form a GSO batch, to the process with their queue pair.
+    pub(super) fn send(&mut self, batch: &[TxPacket<'_>]) -> Delivery {
+        let [first, ..] = batch else { return Delivery::Accepted };
+        let share = match self.other_share(first.bytes) {
+            // A packet that is too long is sent over UDP, which counts it.
+            Some(share) if first.bytes.len() <= MAX_PACKETS_LEN => share,
+            _ => return Delivery::OverUdp,
+        };
+        Message::Packets(Packets {
+            source: first.source,
+            traffic_class: first.traffic_class,
+            hop_limit: (first.hop_limit != 0).then_some(first.hop_limit),
+            flow_label: first.flow_label,
+            segment: first.bytes.len() as u32,
+            bytes: &[],
+        })
+        .emit(&mut self.buffer);
+        let pieces = std::iter::once(&*self.buffer).chain(batch.iter().map(|packet| packet.bytes));
+        match self.outbound.write(&self.names, &self.readiness, share, pieces) {
+            Sent::Accepted => Delivery::Accepted,
+            Sent::Full => Delivery::Full,
+            Sent::Stuck => {
+                self.not_passed_on += batch.len() as u64;
+                Delivery::Accepted
+            }
+            Sent::Absent | Sent::Failed => Delivery::OverUdp,
+        }
+    }
+
+    /// Returns the share of the process to which a packet to this address is sent, if it is another process and the packet
+    /// isn't a message to queue pair 1.
+    pub(super) fn other_share(&self, packet: &[u8]) -> Option<AddressShare> {
+        dispatch::share_of(packet).filter(|share| *share != self.share)
+    }
+
+    /// Passes about `max` packets from other processes to `each`, and returns their number. This is called for each
+    /// receive.
+    #[inline]
+    pub(super) fn receive(&mut self, max: usize, each: &mut dyn FnMut(&Datagram<'_>)) -> usize {
+        self.calls_left -= 1;
+        let mut count = 0;
+        if self.calls_left == 0 || self.must_serve {
+            count = self.serve(max, each);
+        }
+        self.first_ring = if self.first_ring + 1 < self.rings.len() { self.first_ring + 1 } else { 0 };
+        count += self.read_rings(max.saturating_sub(count), each);
+        if self.wants_wakeup && !self.rings.is_empty() {
+            // Later packets wake the thread. Packets that are already there are read now.
+            if self.request_wakeups() {
+                count += self.read_rings(max.saturating_sub(count), each);
+            }
+            self.wake_for_packets();
+        }
+        self.must_serve = self.wants_wakeup && count == 0;
+        count
+    }
+
+    /// Sets whether a thread may sleep on the [descriptor](SharedAddress::readiness) from now on.
+    pub(super) fn set_wants_wakeup(&mut self, wanted: bool) {
+        self.wants_wakeup = wanted;
+        if wanted {
+            self.must_serve = true;
+            _ = self.request_wakeups();
+            self.wake_for_packets();
+        } else {
+            for ring in &mut self.rings {
+                ring.reader.set_wants_wakeup(false);
+                ring.awaits_wakeup = false;
             }
         }
-        self.not_passed_on += 1;
-        false
     }
 
-    /// Whether it is time to call [`serve`](SharedAddress::serve). This is called for each receive.
+    /// Requests that packets wake the thread that sleeps on the descriptor. Returns whether a request is new, so that
+    /// packets may be there already.
+    fn request_wakeups(&mut self) -> bool {
+        let mut is_new = false;
+        for ring in self.rings.iter_mut().filter(|ring| !ring.awaits_wakeup) {
+            ring.reader.set_wants_wakeup(true);
+            ring.awaits_wakeup = true;
+            is_new = true;
+        }
+        if is_new {
+            wakeup_fence();
+        }
+        is_new
+    }
+
+    /// Wakes the thread that is about to sleep if a ring has packets.
+    fn wake_for_packets(&mut self) {
+        if !self.has_wake_event && self.rings.iter_mut().any(|ring| ring.reader.is_readable()) {
+            self.wake_channel.notify();
+            self.has_wake_event = true;
+        }
+    }
+
+    /// Reads the rings, passes about `max` packets to `each`, and returns their number.
     #[inline]
-    pub(super) fn is_due(&mut self) -> bool {
-        self.calls_left -= 1;
-        self.calls_left == 0
+    fn read_rings(&mut self, max: usize, each: &mut dyn FnMut(&Datagram<'_>)) -> usize {
+        let SharedAddress { rings, received, first_ring, .. } = self;
+        let (mut count, mut has_ended) = (0, false);
+        let first = (*first_ring).min(rings.len());
+        let (before, after) = rings.split_at_mut(first);
+        for ring in after.iter_mut().chain(before) {
+            for _ in 0..MAX_RING_BATCH {
+                if count >= max {
+                    break;
+                }
+                let Ok(message) = ring.reader.read(received) else {
+                    ring.state = RingState::Broken;
+                    break;
+                };
+                match message.map(|length| Message::parse(&received[..length])) {
+                    Some(Some(Message::Packets(packets))) => count += packets.pass_to(each),
+                    Some(_) => ring.state = RingState::Broken,
+                    None if ring.state == RingState::Closed => ring.state = RingState::Ended,
+                    None => break,
+                }
+                if matches!(ring.state, RingState::Broken | RingState::Ended) {
+                    break;
+                }
+            }
+            has_ended |= matches!(ring.state, RingState::Broken | RingState::Ended);
+        }
+        if has_ended {
+            self.remove_ended_rings();
+        }
+        count
     }
 
-    /// Reads the sources, passes up to `max` packets from other processes to `each`, and returns their number.
+    /// Removes the rings that are broken, with their connections, and those that have ended.
     #[cold]
-    pub(super) fn serve(&mut self, max: usize, each: &mut dyn FnMut(&Datagram<'_>)) -> usize {
+    fn remove_ended_rings(&mut self) {
+        let mut broken = Vec::new();
+        self.rings.retain(|ring| {
+            broken.extend((ring.state == RingState::Broken).then_some(ring.source));
+            !matches!(ring.state, RingState::Broken | RingState::Ended)
+        });
+        broken.into_iter().for_each(|source| self.remove(source));
+    }
+
+    /// Whether other processes send packets in rings.
+    pub(super) fn has_rings(&self) -> bool {
+        !self.rings.is_empty()
+    }
+
+    /// Counts a receive, and returns whether it reads the UDP socket, too.
+    #[inline]
+    pub(super) fn is_udp_due(&mut self) -> bool {
+        self.udp_calls_left = self.udp_calls_left.saturating_sub(1);
+        self.udp_calls_left == 0 || self.wants_wakeup || self.rings.is_empty()
+    }
+
+    /// Records that a receive got `count` packets from the UDP socket.
+    #[inline]
+    pub(super) fn record_udp(&mut self, count: usize) {
+        self.udp_calls_left = if count == 0 { CALLS_PER_UDP_READ } else { 1 };
+    }
+
+    /// Reads the sources, passes about `max` packets from other processes to `each`, and returns their number.
+    #[cold]
+    fn serve(&mut self, max: usize, each: &mut dyn FnMut(&Datagram<'_>)) -> usize {
         self.calls_left = CALLS_PER_READ;
         let now = Instant::now();
         if self.election.deadline().is_some_and(|deadline| deadline <= now) {
@@ -235,17 +455,34 @@ impl SharedAddress {
         for event in &events[..event_count] {
             let number = event.data();
             match self.sources.get(&number) {
-                Some(Source::Listener(..)) => self.accept(number),
-                Some(Source::Inbound(..)) => count += self.receive(number, max.saturating_sub(count), each),
+                Some(Source::Listener(..)) => {
+                    self.unfinished_accepts.retain(|unfinished| *unfinished != number);
+                    self.unfinished_accepts.push(number);
+                    self.accept_at = Some(now);
+                }
+                Some(Source::Inbound(..)) => {
+                    count += self.receive_from(number, max.saturating_sub(count), each);
+                }
                 Some(Source::Dispatcher(_)) => {
                     self.remove(number);
                     self.run_election(Input::ConnectionLost, now);
                 }
-                None => {}
+                None if number == WAKE_CHANNEL => {
+                    self.has_wake_event = false;
+                    _ = self.wake_channel.take();
+                }
+                None => self.outbound.end(number),
             }
         }
-        // More events may be pending.
-        if event_count > 0 {
+        let mut has_accepted = false;
+        if self.accept_at.is_some_and(|time| time <= now) {
+            self.accept_at = None;
+            for listener in std::mem::take(&mut self.unfinished_accepts) {
+                has_accepted |= self.accept(listener, now);
+            }
+        }
+        // More events may be pending, and a new connection has its first message.
+        if count > 0 || has_accepted || event_count == events.len() {
             self.calls_left = 1;
         }
         count
@@ -310,13 +547,29 @@ impl SharedAddress {
         if let Some(Source::Inbound(..)) = self.sources.remove(&number) {
             self.inbound_count -= 1;
         }
+        for ring in self.rings.iter_mut().filter(|ring| ring.source == number) {
+            ring.state = RingState::Closed;
+            ring.reader.close();
+        }
     }
 
-    /// Accepts connections to a name of this process, from processes of this user.
-    fn accept(&mut self, number: u64) {
+    /// Accepts connections to a name of this process, from processes of this user, and returns whether there were any. The
+    /// kernel reports each connection only once, so the process tries again later if it can't accept one now.
+    fn accept(&mut self, number: u64, now: Instant) -> bool {
+        let (mut has_accepted, mut retry_at) = (false, now);
         for _ in 0..MAX_BATCH {
-            let Some(Source::Listener(listener, name)) = self.sources.get(&number) else { return };
-            let (Ok((stream, _)), name) = (listener.accept(), *name) else { return };
+            let Some(Source::Listener(listener, name)) = self.sources.get(&number) else {
+                return has_accepted;
+            };
+            let (stream, name) = match (listener.accept(), *name) {
+                (Ok((stream, _)), name) => (stream, name),
+                (Err(error), _) if error.kind() == io::ErrorKind::WouldBlock => return has_accepted,
+                (Err(_), _) => {
+                    retry_at = now + ACCEPT_RETRY_TIME;
+                    break;
+                }
+            };
+            has_accepted = true;
             if self.names.is_own_user(&stream)
                 && self.inbound_count < MAX_INBOUND
                 && stream.set_nonblocking(true).is_ok()
@@ -325,44 +578,63 @@ impl SharedAddress {
                 let _ = self.add(Source::Inbound(Guarded::new(stream), name));
             }
         }
+        self.unfinished_accepts.push(number);
+        self.accept_at = Some(self.accept_at.map_or(retry_at, |time| time.min(retry_at)));
+        has_accepted
     }
 
-    /// Reads up to `max` messages of a connection, and returns the number of packets.
-    fn receive(&mut self, number: u64, max: usize, each: &mut dyn FnMut(&Datagram<'_>)) -> usize {
-        let mut buffer = std::mem::take(&mut self.buffer);
-        buffer.resize(BUFFER_LEN, 0);
+    /// Reads messages with about `max` packets from a connection, and returns the number of packets.
+    fn receive_from(&mut self, number: u64, max: usize, each: &mut dyn FnMut(&Datagram<'_>)) -> usize {
+        let mut buffer = std::mem::take(&mut self.received);
         let mut count = 0;
-        for _ in 0..max.min(MAX_BATCH) {
+        for _ in 0..MAX_BATCH {
             let Some(Source::Inbound(stream, _)) = self.sources.get(&number) else { break };
-            let length = match nix::sys::socket::recv(stream.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT)
-            {
-                Err(Errno::EAGAIN) => break,
-                Err(Errno::EINTR) => continue,
+            if count >= max {
+                break;
+            }
+            let (length, mut files) = match files::receive(stream, &mut buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 // The other process has closed the connection.
-                Ok(0) | Err(_) => {
+                Ok((0, _)) | Err(_) => {
                     self.remove(number);
                     break;
                 }
-                Ok(length) => length,
+                Ok(received) => received,
             };
-            match Message::parse(&buffer[..length]) {
-                Some(Message::Packet(packet)) => {
-                    count += 1;
-                    each(&Datagram {
-                        source: packet.source,
-                        traffic_class: packet.traffic_class,
-                        hop_limit: packet.hop_limit,
-                        flow_label: packet.flow_label,
-                        received_at: None,
-                        bytes: packet.bytes,
-                    });
+            match (Message::parse(&buffer[..length]), files.pop()) {
+                (Some(Message::Packets(packets)), _) => count += packets.pass_to(each),
+                (Some(Message::Join), _) => self.send_sockets(number),
+                (Some(Message::Wake), _) => {
+                    let ring = self.rings.iter_mut().find(|ring| ring.source == number);
+                    if let Some(ring) = ring {
+                        ring.awaits_wakeup = false;
+                    }
+                    // Usually, no other message follows. If one does, the descriptor stays readable.
+                    break;
                 }
-                Some(Message::Join) => self.send_sockets(number),
-                Some(Message::Sockets) | None => self.remove(number),
+                (Some(Message::Ring), Some(file)) if self.accepts_ring(number) => match Reader::open(file) {
+                    Ok(reader) => {
+                        self.rings.push(Ring {
+                            source: number,
+                            reader,
+                            awaits_wakeup: false,
+                            state: RingState::Open,
+                        });
+                    }
+                    Err(_) => self.remove(number),
+                },
+                (Some(Message::Sockets | Message::Ring) | None, _) => self.remove(number),
             }
         }
-        self.buffer = buffer;
+        self.received = buffer;
         count
+    }
+
+    /// Whether a connection may send a ring: one, if it is to the share of this process.
+    fn accepts_ring(&self, number: u64) -> bool {
+        matches!(self.sources.get(&number), Some(Source::Inbound(_, Name::Share(_))))
+            && self.rings.iter().all(|ring| ring.source != number)
     }
 
     /// Sends the sockets to a process that joins.
@@ -409,5 +681,19 @@ impl SharedAddress {
             };
             action = self.election.handle(input, now);
         }
+    }
+}
+
+impl Packets<'_> {
+    /// Passes each packet to `each`, and returns their number.
+    #[inline]
+    fn pass_to(&self, each: &mut dyn FnMut(&Datagram<'_>)) -> usize {
+        let Packets { source, traffic_class, hop_limit, flow_label, segment, bytes } = *self;
+        let mut count = 0;
+        for bytes in bytes.chunks(segment.max(1) as usize) {
+            count += 1;
+            each(&Datagram { source, traffic_class, hop_limit, flow_label, received_at: None, bytes });
+        }
+        count
     }
 }

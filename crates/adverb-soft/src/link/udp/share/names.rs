@@ -44,7 +44,7 @@ impl Names {
     pub(super) fn new(local: SocketAddr) -> Names {
         let uid = geteuid();
         // An address with a scope has the scope in its text.
-        Names { prefix: format!("adverb/1/{uid}/{local}/"), uid }
+        Names { prefix: format!("adverb/2/{uid}/{local}/"), uid }
     }
 
     fn addr(&self, name: Name) -> io::Result<UnixAddr> {

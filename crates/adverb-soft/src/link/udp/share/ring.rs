@@ -1,0 +1,561 @@
+//! Rings of messages in memory that two processes share. One process writes, the other reads.
+//!
+//! The reader checks all numbers, and copies each message before parsing it. A ring that violates the format ends the
+//! connection.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use nix::libc;
+
+use super::fork::{Guarded, MappingGuard};
+use crate::memory::{copy_in, copy_out};
+
+/// The number of bytes for messages. It is more than twice the receive buffer that Linux grants to an unprivileged process
+/// by default, 416 KiB, which limits the packets in flight of a queue pair.
+const CAPACITY: usize = 1 << 20;
+
+/// The length of the memory: the fields, then the messages.
+const LENGTH: usize = FIELDS_LEN + CAPACITY;
+
+/// The length of the fields, each of which has its own cache line.
+const FIELDS_LEN: usize = 4096;
+
+/// The offset of the number of bytes that were written.
+const WRITTEN: usize = 0;
+
+/// The offset of the number of bytes that were read.
+const READ: usize = 128;
+
+/// The offset of the flag that the reader wants to be woken.
+const WANTS_WAKEUP: usize = 256;
+
+/// The offset of the flag that the reader has opened the ring.
+const IS_OPENED: usize = 384;
+
+/// The length of the word before each message: the message's length, or [`SKIP`].
+const WORD_LEN: usize = 8;
+
+/// The word before unused bytes at the end of the memory.
+const SKIP: u64 = u64::MAX;
+
+/// The length of a block. The writer continues in the next block only while the ring has unread messages. Otherwise it starts
+/// again at the first block, so a ring with few messages uses little memory, which stays in the CPU's cache.
+const BLOCK_LEN: usize = 128 << 10;
+
+/// The maximum length of a message.
+pub(super) const MAX_MESSAGE_LEN: usize = 1 << 16;
+
+// The first block is always allocated, so it must have space for each message and the word after it.
+const _: () = assert!(record_len(MAX_MESSAGE_LEN) < BLOCK_LEN);
+
+/// Memory that is shared with another process.
+#[derive(Debug)]
+struct Memory {
+    // The guard is dropped first: afterwards, the address may belong to other memory.
+    _guard: MappingGuard,
+    mapping: Mapping,
+}
+
+/// The mapping of [`LENGTH`] bytes at an address.
+#[derive(Debug)]
+struct Mapping(NonNull<u8>);
+
+// SAFETY: the memory belongs to the value, and all accesses to it are atomic, or those of the module `memory`.
+unsafe impl Send for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the memory was mapped with this length, and nothing refers to it.
+        unsafe { libc::munmap(self.0.as_ptr().cast(), LENGTH) };
+    }
+}
+
+impl Memory {
+    fn map(file: BorrowedFd<'_>) -> io::Result<Memory> {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: the call maps new memory.
+        let start =
+            unsafe { libc::mmap(ptr::null_mut(), LENGTH, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Memory { _guard: MappingGuard::new(start, LENGTH), mapping: Mapping(start) })
+    }
+
+    fn counter(&self, offset: usize) -> &AtomicU64 {
+        debug_assert!(offset < FIELDS_LEN);
+        // SAFETY: the fields are aligned parts of the memory, which lives as long as `self`, and other processes access
+        // them atomically, too.
+        unsafe { self.mapping.0.add(offset).cast().as_ref() }
+    }
+
+    fn flag(&self, offset: usize) -> &AtomicU32 {
+        debug_assert!(offset < FIELDS_LEN);
+        // SAFETY: as above.
+        unsafe { self.mapping.0.add(offset).cast().as_ref() }
+    }
+
+    /// Returns the address of `length` bytes for messages at a position, which must not exceed the end of the memory.
+    fn at(&self, position: u64, length: usize) -> NonNull<u8> {
+        let offset = offset(position);
+        assert!(offset + length <= CAPACITY);
+        // SAFETY: the offset is within the memory.
+        unsafe { self.mapping.0.add(FIELDS_LEN + offset) }
+    }
+
+    fn store(&self, position: u64, bytes: &[u8]) {
+        // SAFETY: the bytes are within the memory, and other processes access them in the same way.
+        unsafe { copy_in(self.at(position, bytes.len()), bytes) };
+    }
+
+    fn load(&self, position: u64, out: &mut [u8]) {
+        // SAFETY: as above, and `out` belongs to the caller.
+        unsafe { copy_out(self.at(position, out.len()), out) };
+    }
+}
+
+fn offset(position: u64) -> usize {
+    position as usize % CAPACITY
+}
+
+/// The number of bytes that a message of this length takes.
+const fn record_len(length: usize) -> usize {
+    WORD_LEN + length.next_multiple_of(WORD_LEN)
+}
+
+/// The end of a ring that writes messages.
+#[derive(Debug)]
+pub(super) struct Writer {
+    memory: Memory,
+    file: Guarded<File>,
+    /// The number of bytes from the start of the memory that the kernel has allocated. Without memory, an access to the
+    /// others would end the process.
+    allocated: usize,
+    written: u64,
+    /// A number of bytes that were read. It is updated when the ring seems full, and at the end of a block.
+    read: u64,
+}
+
+/// The result of writing a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Written {
+    /// The message was written, and the reader needs no wake-up.
+    Done,
+    /// The message was written, and the reader must be woken.
+    WakeReader,
+    /// The ring has no space until the reader reads messages, or the kernel has no memory for the next block.
+    Full,
+}
+
+impl Writer {
+    /// Creates a ring.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the operating system has no memory or no file descriptor.
+    pub(super) fn create() -> io::Result<Writer> {
+        let file = create_file()?;
+        file.set_len(LENGTH as u64)?;
+        // SAFETY: the call changes only the file.
+        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let memory = Memory::map(file.as_fd())?;
+        let mut writer = Writer { memory, file: Guarded::new(file), allocated: 0, written: 0, read: 0 };
+        writer.allocate(FIELDS_LEN + BLOCK_LEN)?;
+        Ok(writer)
+    }
+
+    /// Returns the file, from which another process opens the [`Reader`].
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Returns the number of bytes that were written.
+    pub(super) const fn written_len(&self) -> u64 {
+        self.written
+    }
+
+    /// Whether the reader has read so much that at least half of the ring is free.
+    pub(super) fn is_half_empty(&self) -> bool {
+        let read = self.memory.counter(READ).load(Ordering::Relaxed);
+        self.written.wrapping_sub(read) <= CAPACITY as u64 / 2
+    }
+
+    /// Whether a process has opened the [`Reader`].
+    pub(super) fn is_opened(&self) -> bool {
+        self.memory.flag(IS_OPENED).load(Ordering::Relaxed) != 0
+    }
+
+    /// Allocates the first `end` bytes of the memory.
+    fn allocate(&mut self, end: usize) -> io::Result<()> {
+        if end <= self.allocated {
+            return Ok(());
+        }
+        let (start, length) = (self.allocated as libc::off_t, (end - self.allocated) as libc::off_t);
+        // SAFETY: the call changes only the file.
+        while unsafe { libc::fallocate(self.file.as_raw_fd(), 0, start, length) } < 0 {
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+        self.allocated = end;
+        Ok(())
+    }
+
+    /// Writes a message that consists of pieces, with at most [`MAX_MESSAGE_LEN`] bytes.
+    pub(super) fn write<'a>(&mut self, pieces: impl Iterator<Item = &'a [u8]> + Clone) -> Written {
+        let length: usize = pieces.clone().map(<[u8]>::len).sum();
+        assert!(length <= MAX_MESSAGE_LEN, "a message of {length} bytes is too long");
+        let record = record_len(length);
+        let skipped = self.skipped_len(record);
+        if !self.has_room(skipped + record) {
+            return Written::Full;
+        }
+        if skipped > 0 {
+            self.memory.store(self.written, &SKIP.to_ne_bytes());
+        } else {
+            // The word after the record is allocated, too, because it may become that of skipped bytes.
+            let end = (offset(self.written) + record + WORD_LEN).next_multiple_of(BLOCK_LEN);
+            if self.allocate(FIELDS_LEN + end.min(CAPACITY)).is_err() {
+                return Written::Full;
+            }
+        }
+        let start = self.written + skipped as u64;
+        self.memory.store(start, &(length as u64).to_ne_bytes());
+        let mut position = start + WORD_LEN as u64;
+        for piece in pieces {
+            self.memory.store(position, piece);
+            position += piece.len() as u64;
+        }
+        self.written = start + record as u64;
+        self.memory.counter(WRITTEN).store(self.written, Ordering::Release);
+        wakeup_fence();
+        let wants_wakeup = self.memory.flag(WANTS_WAKEUP);
+        if wants_wakeup.load(Ordering::Relaxed) != 0 && wants_wakeup.swap(0, Ordering::Relaxed) != 0 {
+            Written::WakeReader
+        } else {
+            Written::Done
+        }
+    }
+
+    /// Lets the next message wake the reader, because it could not be woken.
+    pub(super) fn retry_wakeup(&self) {
+        self.memory.flag(WANTS_WAKEUP).store(1, Ordering::Relaxed);
+    }
+
+    /// Returns the number of unused bytes before the next record: those to the end of the memory, if the record doesn't
+    /// fit there, or if it would be in a new block although the ring is empty.
+    fn skipped_len(&mut self, record: usize) -> usize {
+        let offset = offset(self.written);
+        let (to_end, end) = (CAPACITY - offset, offset + record);
+        if end > CAPACITY {
+            return to_end;
+        }
+        // The word after the record must be in the block, too.
+        let is_in_block =
+            offset == 0 || !offset.is_multiple_of(BLOCK_LEN) && offset / BLOCK_LEN == end / BLOCK_LEN;
+        if is_in_block || offset < record {
+            return 0;
+        }
+        self.read = self.memory.counter(READ).load(Ordering::Acquire);
+        if self.read == self.written { to_end } else { 0 }
+    }
+
+    fn has_room(&mut self, length: usize) -> bool {
+        let has_room = |read: u64| self.written.wrapping_sub(read) <= (CAPACITY - length) as u64;
+        if has_room(self.read) {
+            return true;
+        }
+        self.read = self.memory.counter(READ).load(Ordering::Acquire);
+        has_room(self.read)
+    }
+}
+
+/// Creates an empty file in memory.
+fn create_file() -> io::Result<File> {
+    let create = |flags| {
+        // SAFETY: the name is a string.
+        unsafe { libc::memfd_create(c"adverb".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags) }
+    };
+    // Linux 6.3 and later want to know that the file is not executable. Earlier versions refuse the flag.
+    let descriptor = match create(libc::MFD_NOEXEC_SEAL) {
+        refused if refused < 0 => create(0),
+        descriptor => descriptor,
+    };
+    if descriptor < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just opened.
+    Ok(File::from(unsafe { OwnedFd::from_raw_fd(descriptor) }))
+}
+
+/// The seals of the file: no process can change its size, so that the memory stays accessible.
+const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// The end of a ring that reads messages.
+#[derive(Debug)]
+pub(super) struct Reader {
+    memory: Memory,
+    read: u64,
+    /// The number of written bytes when the reader last looked at it.
+    written: u64,
+    /// Whether later messages are ignored.
+    is_closed: bool,
+}
+
+/// The error of a ring whose writer violates the format.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Broken;
+
+impl Reader {
+    /// Opens a ring.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file isn't that of a ring, or the operating system has no memory.
+    pub(super) fn open(file: OwnedFd) -> io::Result<Reader> {
+        let file = File::from(file);
+        // SAFETY: the call only reads.
+        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+        // A file without these seals could be truncated, and an access to its memory would then end this process.
+        if seals < 0 || seals & SEALS != SEALS || file.metadata()?.len() != LENGTH as u64 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let memory = Memory::map(file.as_fd())?;
+        memory.flag(IS_OPENED).store(1, Ordering::Relaxed);
+        Ok(Reader { memory, read: 0, written: 0, is_closed: false })
+    }
+
+    /// Ignores messages that are written from now on.
+    pub(super) fn close(&mut self) {
+        self.written = self.memory.counter(WRITTEN).load(Ordering::Acquire);
+        self.is_closed = true;
+    }
+
+    /// Sets whether the writer wakes the reader. After a call with `true`, the caller must execute a [`wakeup_fence`] and
+    /// then look for messages.
+    #[inline]
+    pub(super) fn set_wants_wakeup(&self, wanted: bool) {
+        let flag = self.memory.flag(WANTS_WAKEUP);
+        // The memory usually has the value, and writing to it would take longer.
+        if (flag.load(Ordering::Relaxed) != 0) != wanted {
+            flag.store(wanted.into(), Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the ring has a message, or is broken.
+    #[inline]
+    pub(super) fn is_readable(&mut self) -> bool {
+        if self.read == self.written && !self.is_closed {
+            self.written = self.memory.counter(WRITTEN).load(Ordering::Acquire);
+        }
+        self.read != self.written
+    }
+
+    /// Copies the next message into `out`, and returns its length, or `None` if there is no message. The message must
+    /// not be longer than `out`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the writer has violated the format.
+    #[inline]
+    pub(super) fn read(&mut self, out: &mut [u8]) -> Result<Option<usize>, Broken> {
+        if !self.is_readable() {
+            return Ok(None);
+        }
+        let available = self.written.wrapping_sub(self.read);
+        if available > CAPACITY as u64 {
+            return Err(Broken);
+        }
+        let available = available as usize;
+        let mut word = [0; WORD_LEN];
+        let to_end = CAPACITY - offset(self.read);
+        self.memory.load(self.read, &mut word);
+        let mut start = self.read;
+        let mut available = available;
+        if u64::from_ne_bytes(word) == SKIP {
+            available = available.checked_sub(to_end).filter(|left| *left >= WORD_LEN).ok_or(Broken)?;
+            start += to_end as u64;
+            self.memory.load(start, &mut word);
+        }
+        let length = usize::try_from(u64::from_ne_bytes(word)).map_err(|_| Broken)?;
+        if length > out.len() || record_len(length) > available.min(CAPACITY - offset(start)) {
+            return Err(Broken);
+        }
+        self.memory.load(start + WORD_LEN as u64, &mut out[..length]);
+        self.read = start + record_len(length) as u64;
+        self.memory.counter(READ).store(self.read, Ordering::Release);
+        Ok(Some(length))
+    }
+}
+
+/// Orders a request for wake-ups before the search for messages that follows it. The writer has the same fence between
+/// a message and its look at the request, so that one of them sees the other.
+pub(super) fn wakeup_fence() {
+    fence(Ordering::SeqCst);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ring() -> (Writer, Reader) {
+        let writer = Writer::create().unwrap();
+        assert!(!writer.is_opened());
+        let reader = Reader::open(writer.file().try_clone_to_owned().unwrap()).unwrap();
+        assert!(writer.is_opened());
+        (writer, reader)
+    }
+
+    fn message(number: usize) -> Vec<u8> {
+        let length = number * 7919 % (MAX_MESSAGE_LEN + 1);
+        (0..length).map(|index| (index + number) as u8).collect()
+    }
+
+    #[test]
+    fn messages_of_all_lengths_are_read_in_order() {
+        let (mut writer, mut reader) = ring();
+        let mut out = vec![0; MAX_MESSAGE_LEN];
+        let (mut written, mut read) = (0, 0);
+        while read < 2000 {
+            let next = message(written);
+            let (head, tail) = next.split_at(next.len() / 3);
+            if writer.write([head, tail].into_iter()) == Written::Full {
+                let length = reader.read(&mut out).unwrap().unwrap();
+                assert!(out[..length] == message(read));
+                read += 1;
+            } else {
+                written += 1;
+            }
+        }
+        while let Some(length) = reader.read(&mut out).unwrap() {
+            assert!(out[..length] == message(read));
+            read += 1;
+        }
+        assert_eq!(read, written);
+    }
+
+    #[test]
+    fn a_ring_with_few_messages_uses_one_block() {
+        let (mut writer, mut reader) = ring();
+        let (bytes, mut out) = ([7; 1000], vec![0; MAX_MESSAGE_LEN]);
+        for _ in 0..10_000 {
+            assert!(offset(writer.written) <= BLOCK_LEN);
+            assert_eq!(writer.write(std::iter::once(&bytes[..])), Written::Done);
+            assert_eq!(reader.read(&mut out), Ok(Some(1000)));
+        }
+        // While the reader is slow, all of the memory is used.
+        let record = record_len(bytes.len());
+        let count = (0..).take_while(|_| writer.write(std::iter::once(&bytes[..])) == Written::Done).count();
+        assert!((count + 2) * record > CAPACITY, "{count}");
+    }
+
+    #[test]
+    fn another_thread_reads_all_messages() {
+        let (mut writer, mut reader) = ring();
+        let thread = std::thread::spawn(move || {
+            let (mut out, mut sum) = (vec![0; MAX_MESSAGE_LEN], 0);
+            for number in 0..20_000_u64 {
+                let length = loop {
+                    match reader.read(&mut out).unwrap() {
+                        Some(length) => break length,
+                        None => std::thread::yield_now(),
+                    }
+                };
+                assert_eq!(out[..length], number.to_ne_bytes()[..]);
+                sum += number;
+            }
+            sum
+        });
+        for number in 0..20_000_u64 {
+            while writer.write(std::iter::once(&number.to_ne_bytes()[..])) == Written::Full {
+                std::thread::yield_now();
+            }
+        }
+        assert_eq!(thread.join().unwrap(), 20_000 * 19_999 / 2);
+    }
+
+    #[test]
+    fn the_writer_wakes_a_reader_that_wants_it_once() {
+        let (mut writer, reader) = ring();
+        let mut write = || writer.write(std::iter::once(&b"message"[..]));
+        assert_eq!(write(), Written::Done);
+        reader.set_wants_wakeup(true);
+        assert_eq!((write(), write()), (Written::WakeReader, Written::Done));
+        reader.set_wants_wakeup(true);
+        reader.set_wants_wakeup(false);
+        assert_eq!(write(), Written::Done);
+    }
+
+    #[test]
+    fn a_broken_ring_is_an_error() {
+        let mut out = vec![0; MAX_MESSAGE_LEN];
+        for (written, word) in [
+            (u64::MAX, 8),
+            (CAPACITY as u64 + 8, 8),
+            (8, 8),
+            (16, 9),
+            (CAPACITY as u64, MAX_MESSAGE_LEN as u64 + 1),
+            (CAPACITY as u64, SKIP),
+            (16, SKIP - 1),
+        ] {
+            let (writer, mut reader) = ring();
+            writer.memory.store(0, &word.to_ne_bytes());
+            writer.memory.counter(WRITTEN).store(written, Ordering::Release);
+            assert_eq!(reader.read(&mut out), Err(Broken), "{written} {word}");
+        }
+    }
+
+    #[test]
+    fn the_word_after_each_record_is_allocated() {
+        let mut out = vec![0; MAX_MESSAGE_LEN];
+        // Records of these lengths end exactly at the end of a block.
+        for length in [56, 120, 248, 2040, 65_528] {
+            let bytes = vec![7; length];
+            let (mut writer, mut reader) = ring();
+            for number in 0..100_000 / record_len(length) * 64 {
+                let next = FIELDS_LEN + offset(writer.written) + WORD_LEN;
+                assert!(next <= writer.allocated.min(LENGTH), "{length}: {next} > {}", writer.allocated);
+                if writer.write(std::iter::once(&bytes[..])) == Written::Full || number % 1000 == 999 {
+                    while reader.read(&mut out).unwrap().is_some() {}
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_closed_ring_has_only_the_messages_before() {
+        let (mut writer, mut reader) = ring();
+        let mut out = vec![0; MAX_MESSAGE_LEN];
+        writer.write(std::iter::once(&b"before"[..]));
+        reader.close();
+        writer.write(std::iter::once(&b"after"[..]));
+        assert_eq!((reader.read(&mut out), reader.read(&mut out)), (Ok(Some(6)), Ok(None)));
+    }
+
+    #[test]
+    fn other_files_are_no_rings() {
+        let file = File::open("/dev/null").unwrap();
+        assert!(Reader::open(file.into()).is_err());
+        let seal = |length: usize, seals: libc::c_int| {
+            let file = create_file().unwrap();
+            file.set_len(length as u64).unwrap();
+            // SAFETY: the call changes only the file.
+            assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) }, 0);
+            Reader::open(file.into()).is_ok()
+        };
+        assert!(seal(LENGTH, SEALS));
+        assert!(!seal(LENGTH - 1, SEALS));
+        assert!(!seal(LENGTH, SEALS & !libc::F_SEAL_SHRINK));
+        assert!(!seal(LENGTH, 0));
+        let (writer, _reader) = ring();
+        assert!(writer.file.set_len(0).is_err());
+    }
+}
