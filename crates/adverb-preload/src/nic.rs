@@ -143,8 +143,8 @@ impl OpenPath {
     }
 }
 
-/// Sends the acknowledgements that a NIC delays. An RDMA adapter acknowledges messages even if the program that
-/// received them has exited.
+/// Sends the acknowledgements that a NIC delays, and the packets that its link refused. An RDMA adapter acknowledges
+/// messages even if the program that received them has exited.
 extern "C" fn acknowledge_at_exit() {
     crate::entry::call(|| {
         if let Some(nic) = OpenNic::if_open()

@@ -68,7 +68,7 @@ pub struct UdpConfig {
     pub gso: bool,
     /// Whether other processes of this user may have links at the same address and port 4791. Each of these links then
     /// has a [share](Link::address_share) of the queue pair numbers. Other ports are not shared. Packets between these
-    /// links are in shared memory, and tcpdump doesn't see them.
+    /// links, except messages to queue pair 1, travel through shared memory, where tcpdump doesn't see them.
     pub shared: bool,
 }
 

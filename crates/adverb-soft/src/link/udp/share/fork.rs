@@ -47,7 +47,7 @@ impl<T> Deref for Guarded<T> {
 #[derive(Debug)]
 struct Guard(Option<usize>);
 
-/// Installs the handler. Without it, a child keeps the sockets open.
+/// Installs the handler. Without it, a child keeps the sockets open and the memory shared.
 fn install_handler() {
     REPLACEMENT.get_or_init(|| {
         let file = File::open("/dev/null").ok()?;

@@ -20,7 +20,7 @@ use crate::link::AddressShare;
 pub(super) struct Outbound {
     /// The connections, the least recently opened first.
     connections: Vec<Connection>,
-    /// The shares to which no ring could be opened, with the times until which packets to them are sent over UDP.
+    /// The shares for which no ring could be opened, with the times until which packets to them are sent over UDP.
     avoided: Vec<(AddressShare, Instant)>,
     /// The number of the next connection with a ring.
     next_number: u64,
@@ -60,7 +60,7 @@ pub(super) enum Sent {
     Accepted,
     /// The other process must read messages first.
     Full,
-    /// The other process has read no messages for long.
+    /// The other process has read too few messages for [`MAX_REFUSAL_TIME`].
     Stuck,
     /// No process has the name.
     Absent,
@@ -176,6 +176,7 @@ impl Outbound {
         }
         Sent::Failed
     }
+
     /// Handles an event of the epoll instance: the process at the other end of a connection has ended. Events with other
     /// numbers have no effect.
     pub(super) fn end(&mut self, event: u64) {
