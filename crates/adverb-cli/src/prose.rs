@@ -1,7 +1,7 @@
 //! Line wrapping for terminals.
 
 /// The maximum length of a line.
-const MAX_WIDTH: usize = 80;
+pub(crate) const MAX_WIDTH: usize = 80;
 
 /// The start of a hint's line, as in Adverb's errors.
 pub(crate) const HINT: &str = "  hint: ";
@@ -12,33 +12,44 @@ pub(crate) const ITEM: &str = "  - ";
 /// Wraps long lines, never within a command in backticks, and indents the continuation lines. The result ends with a
 /// newline.
 pub(crate) fn wrap(text: &str) -> String {
+    wrap_at(text, MAX_WIDTH)
+}
+
+/// Wraps like [`wrap`], at another length.
+pub(crate) fn wrap_at(text: &str, max_width: usize) -> String {
     let mut wrapped = String::new();
     for line in text.lines() {
-        let start = line.len() - line.trim_start().len();
         let indent = if line.starts_with(HINT) {
             HINT.len()
         } else if line.starts_with(ITEM) {
             ITEM.len()
         } else {
-            start.max(2)
+            (line.len() - line.trim_start().len()).max(2)
         };
-        let mut length = start;
-        wrapped += &line[..start];
-        for (n, word) in words(line.trim_start()).into_iter().enumerate() {
-            let word_length = word.chars().count();
-            if n > 0 && length + 1 + word_length > MAX_WIDTH {
-                wrapped.push('\n');
-                wrapped += &" ".repeat(indent);
-                length = indent;
-            } else if n > 0 {
-                wrapped.push(' ');
-                length += 1;
-            }
-            wrapped += word;
-            length += word_length;
-        }
-        wrapped.push('\n');
+        wrapped += &wrap_line(line, indent, max_width);
     }
+    wrapped
+}
+
+/// Wraps a line like [`wrap_at`], with continuation lines indented by `indent`.
+pub(crate) fn wrap_line(line: &str, indent: usize, max_width: usize) -> String {
+    let start = line.len() - line.trim_start().len();
+    let mut wrapped = line[..start].to_owned();
+    let mut length = start;
+    for (n, word) in words(line.trim_start()).into_iter().enumerate() {
+        let word_length = word.chars().count();
+        if n > 0 && length + 1 + word_length > max_width {
+            wrapped.push('\n');
+            wrapped += &" ".repeat(indent);
+            length = indent;
+        } else if n > 0 {
+            wrapped.push(' ');
+            length += 1;
+        }
+        wrapped += word;
+        length += word_length;
+    }
+    wrapped.push('\n');
     wrapped
 }
 

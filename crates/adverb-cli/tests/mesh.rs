@@ -3,9 +3,13 @@
 //! The runs are shorter than the time after which any fault can be named, so that the load of the machine cannot change
 //! their results. `cargo xtask mesh` has long runs, with faults.
 
+use std::io::{BufRead, BufReader, Read};
 use std::net::Ipv4Addr;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
+use nix::pty::{Winsize, openpty};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 /// Returns a loopback address of this process and test.
@@ -82,5 +86,64 @@ fn wrong_addresses_are_rejected() {
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         let text = String::from_utf8(output.stderr).expect("UTF-8");
         assert!(text.contains(error), "{text}");
+    }
+}
+
+fn mesh_command(arguments: &[&str], addresses: &[String]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_adverb"));
+    command.args(["mesh", "host"]).args(arguments).args(addresses);
+    command
+}
+
+fn pid(child: &std::process::Child) -> Pid {
+    Pid::from_raw(child.id().cast_signed())
+}
+
+#[test]
+fn a_signal_ends_a_run_with_its_summary() {
+    for (format, signal, start, end) in [
+        ("--plain", Signal::SIGINT, "probes/s from each member", "not enough evidence: "),
+        ("--json", Signal::SIGTERM, "\"start\"", "\"summary\""),
+        ("--json", Signal::SIGHUP, "\"start\"", "\"summary\""),
+    ] {
+        let mut command = mesh_command(&[format, "--duration", "600"], &[107, 108].map(loopback));
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("the command runs");
+        let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+        assert!(lines.any(|line| line.contains(start)), "{format}");
+        kill(pid(&child), signal).expect("the command runs");
+        let rest: Vec<String> = lines.collect();
+        assert!(rest.iter().any(|line| line.contains(end)), "{format} {signal}: {rest:?}");
+        // A run that starts slowly may have evidence of a stalled process.
+        let code = child.wait().expect("it ends").code();
+        assert!(matches!(code, Some(0 | 3 | 4)), "{format} {signal}: {code:?}");
+    }
+}
+
+#[test]
+fn a_signal_restores_the_terminal() {
+    for signal in [Signal::SIGTERM, Signal::SIGHUP] {
+        let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+        let terminal = openpty(&size, None).expect("a terminal");
+        let stdio = || Stdio::from(terminal.slave.try_clone().expect("a descriptor"));
+        let mut command = mesh_command(&[], &[109, 110].map(loopback));
+        let mut child = command.stdin(stdio()).stdout(stdio()).stderr(stdio()).spawn().expect("it runs");
+        drop((command, terminal.slave));
+        let mut screen = std::fs::File::from(terminal.master);
+        let mut output = Vec::new();
+        let mut is_signaled = false;
+        let mut buffer = [0; 4096];
+        // Reading fails when the command has closed the terminal.
+        while let Ok(length @ 1..) = screen.read(&mut buffer) {
+            output.extend_from_slice(&buffer[..length]);
+            if !is_signaled && String::from_utf8_lossy(&output).contains("members") {
+                is_signaled = true;
+                kill(pid(&child), signal).expect("the command runs");
+            }
+        }
+        child.wait().expect("it ends");
+        let output = String::from_utf8_lossy(&output);
+        let [entered, left] = ["\x1b[?1049h", "\x1b[?1049l"].map(|code| output.find(code));
+        assert!(entered.is_some() && left > entered, "{signal}: {output:?}");
+        assert!(left.is_some_and(|left| output[left..].contains("not enough evidence")), "{output:?}");
     }
 }

@@ -234,3 +234,24 @@ fn interrupt(child: &Child) {
     let kill = format!("kill -INT {}", child.id());
     assert!(Command::new("sh").args(["-c", &kill]).status().expect("a shell").success());
 }
+
+#[test]
+fn a_locale_without_utf8_gets_ascii() {
+    let [here, there] = [31, 32].map(loopback);
+    let _responder = Responder::start(&there, &[]);
+    let device = format!("soft:{here}");
+    for (locale, is_ascii) in [("C", true), ("C.UTF-8", false)] {
+        let arguments = ["ping", &there, "--device", &device, "--count", "3", "--timeout", "20"];
+        let output = adverb().args(arguments).env("LC_ALL", locale).output().expect("it runs");
+        let text = str::from_utf8(&output.stdout).expect("UTF-8");
+        assert_eq!(text.is_ascii(), is_ascii, "{locale}: {text}");
+    }
+}
+
+#[test]
+fn a_count_of_zero_is_an_error() {
+    let output = adverb().args(["ping", "127.0.0.1", "-c", "0"]).output().expect("it runs");
+    let text = String::from_utf8(output.stderr).expect("UTF-8");
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("the number of probes must be from 1 to 10000000"), "{text}");
+}

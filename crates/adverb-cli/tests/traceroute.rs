@@ -97,7 +97,7 @@ fn all_hops_of_all_paths_are_named_in_a_leaf_spine_network() {
         assert_eq!(error, "", "progress is shown on terminals only");
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_paths(&network, &report, [H1, H2], &PATHS);
-        eprintln!("icmp_ratelimit {}: {} s", limit.unwrap_or("default"), report["seconds"]);
+        eprintln!("icmp_ratelimit {}: {} ns", limit.unwrap_or("default"), report["elapsed_ns"]);
     }
 
     // The text, and the exit status of a destination that no router knows.
@@ -185,5 +185,5 @@ fn a_responder_ends_the_trace_and_its_device_counts_no_error_also_with_ipv6() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_paths(&network, &report, [H1_V6, H2_V6], &PATHS_V6);
-    eprintln!("IPv6: {} s", report["seconds"]);
+    eprintln!("IPv6: {} ns", report["elapsed_ns"]);
 }

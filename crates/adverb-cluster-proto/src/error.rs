@@ -121,11 +121,11 @@ pub enum SessionError {
         /// The phase that the call needs.
         expected: &'static str,
     },
-    /// The epoch is smaller than that of an earlier session with the peer.
+    /// The epoch is smaller than that of the open session with the peer.
     StaleEpoch {
         /// The peer.
         peer: PeerId,
-        /// The newest epoch so far.
+        /// The epoch of the open session.
         newest: u64,
         /// The epoch of the call.
         requested: u64,
@@ -147,8 +147,8 @@ impl fmt::Display for SessionError {
             SessionError::StaleEpoch { peer, newest, requested } => {
                 write!(
                     f,
-                    "epoch {requested} of {peer} has ended: its newest epoch is {newest}\n  hint: restart the peer with a \
-                     larger epoch; if its epoch is the time, check the clock of its host"
+                    "a session with epoch {newest} of {peer} is open, and epoch {requested} is older\n  hint: stop the \
+                     other run of the peer; if it has ended, its session ends soon"
                 )
             }
             SessionError::InvalidCredits { peer } => {

@@ -68,8 +68,6 @@ mod config;
 mod credits;
 mod error;
 pub mod keys;
-#[cfg(test)]
-mod messages;
 #[cfg(feature = "mutants")]
 pub mod mutation;
 #[cfg(not(feature = "mutants"))]

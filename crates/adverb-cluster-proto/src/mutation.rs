@@ -28,8 +28,8 @@ mutations! {
     CreditMessageGrants,
     /// A WRITE with immediate data uses no credit.
     ImmediateUsesNoCredit,
-    /// The receive of a WRITE with immediate data is never posted again.
-    ImmediateReceiveLost,
+    /// The receive of a WRITE with immediate data is posted again, and grants a credit, before the application releases it.
+    ImmediateGrantedEarly,
     /// A session starts with one credit more than the peer granted.
     InitialCreditTooHigh,
     /// A discarded send slot keeps its credit.
@@ -104,8 +104,8 @@ mutations! {
     DeadlinesIgnored,
     /// The deadline of an answered call stays.
     DeadlineOfAnsweredCall,
-    /// The timers aren't sorted again when one is removed.
-    TimersUnsorted,
+    /// A timer that is used again ends the call that it had before.
+    TimerKeepsCall,
     /// One call more than the maximum can be outstanding.
     OneCallTooMany,
     /// The calls of a session don't end with it.

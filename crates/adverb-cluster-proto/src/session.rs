@@ -15,7 +15,6 @@ pub(crate) struct Peer {
     pub(crate) lifecycle: Lifecycle,
     /// The number of the latest session.
     pub(crate) session_number: u16,
-    pub(crate) newest_epoch: Option<u64>,
     /// The free send slots. Slots of the caller and of requests are not in the list.
     pub(crate) free_send_slots: Vec<u16>,
     /// The state of each receive slot.
@@ -84,6 +83,8 @@ pub(crate) struct Session {
     pub(crate) probe: Probe,
     /// Whether a completion has arrived since the keepalive timer was set.
     pub(crate) is_active: bool,
+    /// Whether a request or a receive has completed, which proves that the peer has the queue pair of its offer.
+    pub(crate) is_confirmed: bool,
 }
 
 /// A request that waits to be posted.
@@ -117,7 +118,6 @@ impl Peer {
         Peer {
             lifecycle: Lifecycle::Closed,
             session_number: 0,
-            newest_epoch: None,
             free_send_slots: Vec::new(),
             recv_slots: Vec::new(),
             is_ready: false,
@@ -212,6 +212,7 @@ impl Session {
             blocked: Blocked::default(),
             probe: Probe::Idle,
             is_active: true,
+            is_confirmed: false,
         }
     }
 

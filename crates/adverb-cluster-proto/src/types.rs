@@ -51,7 +51,7 @@ impl SendSlot {
     }
 }
 
-/// A receive slot that contains a message, and belongs to the caller until it is released.
+/// A receive slot that contains a message, or belongs to immediate data. The caller has it until it is released.
 #[must_use = "a slot that is not released reduces the peer's credits"]
 #[derive(PartialEq, Eq, Debug)]
 pub struct RecvSlot {
@@ -245,10 +245,13 @@ pub enum Event {
         /// The length of the message in bytes.
         length: u32,
     },
-    /// A peer's WRITE with immediate data was executed.
+    /// A peer's WRITE with immediate data was executed. The caller must [release](crate::Broker::release) the slot, which
+    /// contains nothing.
     Immediate {
         /// The peer that wrote.
         from: PeerId,
+        /// The slot of the receive.
+        slot: RecvSlot,
         /// The immediate data.
         immediate: u32,
         /// The number of bytes written.

@@ -53,8 +53,6 @@ compile_error!("adverb-cluster needs Linux: adverb-wire and adverb-proto work ev
 pub mod arena;
 mod broker;
 mod cluster;
-#[cfg(test)]
-mod messages;
 mod rpc;
 mod slab;
 #[cfg(feature = "tokio")]

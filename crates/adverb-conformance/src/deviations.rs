@@ -173,21 +173,6 @@ mod tests {
     }
 
     #[test]
-    fn error_messages_are_as_listed() {
-        let twice = format!("test: {TEST}\nresult: not run\ncause: y\n").repeat(2);
-        let cases = [
-            "test: no_such_rule\nresult: fail: x\ncause: y\n",
-            &twice,
-            &format!("test: {TEST}\ncause: y\n"),
-            &format!("test: {TEST}\nresult: pass\ncause: y\n"),
-        ];
-        let errors = cases.map(|text| format!("{}\n\n", text.parse::<Deviations>().unwrap_err()));
-        let list = ["## ParseDeviationsError\n\n".to_owned()].into_iter().chain(errors);
-        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/messages.txt");
-        messages::check(file, &list.collect::<Vec<_>>());
-    }
-
-    #[test]
     fn the_files_of_this_crate_are_valid() {
         let mut attributes = DeviceAttributes::default();
         assert_eq!(Deviations::known(&attributes).iter().len(), 0);

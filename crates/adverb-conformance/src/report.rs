@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::{DeviceReport, SystemReport};
 
@@ -12,11 +12,8 @@ use crate::{DeviceReport, SystemReport};
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Report {
-    /// The version of the report's format. Adding fields doesn't change the version.
-    #[serde(rename = "format")]
-    pub format_version: u32,
     /// The version of the suite and of Adverb.
-    pub version: &'static str,
+    pub adverb_version: &'static str,
     /// The tested device.
     pub device: DeviceReport,
     /// The machine of the tested device, and its RDMA software.
@@ -41,8 +38,9 @@ pub struct TestResult {
     /// The cause of the device's listed deviation, or `None` if no deviation is listed for this test.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deviation: Option<String>,
-    /// The duration of the test in seconds.
-    pub seconds: f64,
+    /// The duration of the test.
+    #[serde(rename = "elapsed_ns", serialize_with = "nanos")]
+    pub elapsed: Duration,
 }
 
 /// The outcome of a test.
@@ -101,15 +99,6 @@ impl Report {
         count(self.tests.iter())
     }
 
-    /// Returns the report as JSON.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the serialization fails.
-    pub fn to_json(&self) -> serde_json::Result<String> {
-        serde_json::to_string_pretty(self)
-    }
-
     /// Returns the report as text: the device, the machine and the [table](Report::table).
     pub fn text(&self) -> String {
         let DeviceReport { name, driver, attributes, ports } = &self.device;
@@ -133,7 +122,7 @@ impl Report {
             );
         }
         text += &format!("system     {kernel}, {distribution}, {architecture}\n");
-        text += &format!("rdma-core  {}\nadverb     {}\n\n", libraries.join(", "), self.version);
+        text += &format!("rdma-core  {}\nadverb     {}\n\n", libraries.join(", "), self.adverb_version);
         text + &self.table()
     }
 
@@ -147,7 +136,7 @@ impl Report {
         for group in groups {
             let tests = || self.tests.iter().filter(|test| test.group == group);
             let (passed, failed, skipped) = count(tests());
-            let took: f64 = tests().map(|test| test.seconds).sum();
+            let took = tests().map(|test| test.elapsed).sum::<Duration>().as_secs_f64();
             text += &format!("{group:width$}  {passed:>6}  {failed:>6}  {skipped:>7}  {took:>7.1}\n");
         }
         for test in &self.tests {
@@ -177,9 +166,9 @@ fn count<'a>(tests: impl Iterator<Item = &'a TestResult>) -> (usize, usize, usiz
     })
 }
 
-/// Returns a duration in seconds, rounded to milliseconds.
-pub(crate) fn seconds(duration: Duration) -> f64 {
-    (duration.as_secs_f64() * 1e3).round() / 1e3
+/// Serializes a duration as nanoseconds.
+pub(crate) fn nanos<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u64(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
@@ -191,7 +180,14 @@ mod tests {
 
     fn result(group: &'static str, outcome: Outcome, expected: bool, deviation: Option<&str>) -> TestResult {
         let deviation = deviation.map(str::to_owned);
-        TestResult { name: "a_rule", group, outcome, expected, deviation, seconds: 0.25 }
+        TestResult {
+            name: "a_rule",
+            group,
+            outcome,
+            expected,
+            deviation,
+            elapsed: Duration::from_millis(250),
+        }
     }
 
     fn report() -> Report {
@@ -219,8 +215,7 @@ mod tests {
             libraries: vec!["libibverbs.so.1.14".into()],
         };
         Report {
-            format_version: 1,
-            version: "0",
+            adverb_version: "0",
             device,
             system,
             tests: vec![
@@ -262,7 +257,7 @@ mod tests {
 
     #[test]
     fn the_json_report_contains_device_system_and_results() {
-        let json: serde_json::Value = serde_json::from_str(&report().to_json().unwrap()).unwrap();
+        let json: serde_json::Value = serde_json::to_value(report()).unwrap();
         assert_eq!(json["device"]["ports"][0]["active_mtu"], 1024);
         assert_eq!(json["device"]["attributes"]["max_queue_depth"], 0);
         assert_eq!(json["system"]["kernel"], "Linux 6.1");

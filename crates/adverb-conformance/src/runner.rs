@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use adverb::verbs::Device;
 
 use crate::fixture::Fixture;
-use crate::report::seconds;
 use crate::{Deviations, DeviceReport, Observed, Outcome, Report, Suite, SystemReport, Test, TestResult};
 
 /// The options of [`Suite::run`].
@@ -62,14 +61,13 @@ impl Suite {
                 expected: options.deviations.matches_deviation(test.name, &outcome).unwrap_or(has_not_failed),
                 outcome,
                 deviation: known.map(|known| known.cause.clone()),
-                seconds: seconds(start.elapsed()),
+                elapsed: start.elapsed(),
             };
             each(test, &result);
             tests.push(result);
         }
         Ok(Report {
-            format_version: 1,
-            version: env!("CARGO_PKG_VERSION"),
+            adverb_version: env!("CARGO_PKG_VERSION"),
             device: DeviceReport::new(&opened)?,
             system: SystemReport::here(),
             tests,

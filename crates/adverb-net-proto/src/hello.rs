@@ -8,7 +8,7 @@ use crate::{
 };
 
 /// The version of the protocol.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// The length of a hello.
 pub const HELLO_LEN: usize = 64;
 

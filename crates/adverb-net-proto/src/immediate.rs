@@ -13,6 +13,8 @@ pub(crate) enum Immediate {
     RendezvousDone(u32),
     /// The write is empty: the sender of a close knows that the close has arrived, and sends nothing more.
     CloseAck,
+    /// The write is empty: the sender ends the connection without a close, and sends nothing more.
+    Abort,
 }
 
 /// The receiver's progress since the beginning of the lane, as far as an immediate has bits for it.
@@ -29,7 +31,9 @@ const WRITE_BITS: u32 = 9;
 const FRAMES: u32 = 0;
 const CREDITS: u32 = 1;
 const RENDEZVOUS_DONE: u32 = 2;
-const CLOSE_ACK: u32 = 3;
+const LAST_WRITE: u32 = 3;
+/// The other bits of an abort.
+const ABORT: u32 = 1;
 
 impl Credits {
     pub(crate) fn new(units: u64, writes: u64) -> Credits {
@@ -57,7 +61,8 @@ impl Immediate {
             Immediate::Frames(credits) => (FRAMES, credits.bits()),
             Immediate::Credits(credits) => (CREDITS, credits.bits()),
             Immediate::RendezvousDone(count) => (RENDEZVOUS_DONE, count & mask(UNIT_BITS + WRITE_BITS)),
-            Immediate::CloseAck => (CLOSE_ACK, 0),
+            Immediate::CloseAck => (LAST_WRITE, 0),
+            Immediate::Abort => (LAST_WRITE, ABORT),
         };
         kind << (UNIT_BITS + WRITE_BITS) | rest
     }
@@ -68,7 +73,8 @@ impl Immediate {
             FRAMES => Ok(Immediate::Frames(credits)),
             CREDITS => Ok(Immediate::Credits(credits)),
             RENDEZVOUS_DONE if credits.bits() > 0 => Ok(Immediate::RendezvousDone(credits.bits())),
-            CLOSE_ACK if credits.bits() == 0 => Ok(Immediate::CloseAck),
+            LAST_WRITE if credits.bits() == 0 => Ok(Immediate::CloseAck),
+            LAST_WRITE if credits.bits() == ABORT => Ok(Immediate::Abort),
             _ => Err(Violation("it sent malformed immediate data")),
         }
     }

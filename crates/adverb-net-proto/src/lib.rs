@@ -92,8 +92,6 @@ mod hello;
 mod immediate;
 mod lane;
 mod memory;
-#[cfg(test)]
-mod messages;
 #[cfg(feature = "mutants")]
 pub mod mutation;
 #[cfg(not(feature = "mutants"))]

@@ -117,7 +117,8 @@ fn immediates_with_invalid_counts_are_refused() {
     let parse = |kind: u32, rest: u32| Immediate::parse(kind << 30 | rest);
     assert_eq!(parse(2, 1), Ok(Immediate::RendezvousDone(1)));
     assert_eq!(parse(3, 0), Ok(Immediate::CloseAck));
-    assert!(parse(2, 0).is_err() && parse(3, 1).is_err());
+    assert_eq!(parse(3, 1), Ok(Immediate::Abort));
+    assert!(parse(2, 0).is_err() && parse(3, 2).is_err());
 }
 
 #[test]

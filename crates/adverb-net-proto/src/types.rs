@@ -304,6 +304,8 @@ pub enum EndReason {
     Closed,
     /// The peer closed the connection.
     PeerClosed,
+    /// The peer ended the connection without a close: its program has exited, or dropped the connection.
+    PeerAborted,
     /// The application aborted the connection.
     Aborted,
     /// A request failed.
@@ -331,6 +333,9 @@ impl fmt::Display for EndReason {
         match self {
             EndReason::Closed => write!(f, "the connection was closed"),
             EndReason::PeerClosed => write!(f, "the peer closed the connection"),
+            EndReason::PeerAborted => {
+                write!(f, "the peer's program exited, or dropped the connection, without closing it")
+            }
             EndReason::Aborted => write!(f, "the connection was aborted"),
             EndReason::RequestFailed(status) => write!(f, "a request failed: {status}"),
             EndReason::LaneFailed => write!(f, "the queue pair of the connection failed"),

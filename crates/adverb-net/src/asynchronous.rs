@@ -19,18 +19,22 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use adverb_verbs::internal::{Deadline, Watch};
+#[allow(unused_imports, reason = "for links")]
+use adverb_verbs::Error;
+use adverb_verbs::Result;
+use adverb_verbs::internal::Deadline;
 use adverb_verbs::memory::Pool;
-use adverb_verbs::{Error, Result};
 use tokio::io::unix::AsyncFd;
 use tokio::net::{ToSocketAddrs, lookup_host};
 use tokio::runtime::Handle;
 
-use super::bootstrap::{self, Accepted, Dial, Listening};
-use super::driver::{Core, Driver, Established, LINGER, Outgoing, Sent};
-use super::session::{self, Origin, Paths};
-use super::{Message, Options, SendData, SendError, UnacknowledgedMessage};
+use crate::bootstrap::{Accepted, Dial, Listening};
+use crate::driver::{Core, Driver, Established, LINGER, Outgoing, Sent};
+use crate::error::{no_address, not_bound, not_watched, verb_error};
+use crate::message::{Message, SendData, SendError, UnacknowledgedMessage};
+use crate::options::Options;
 use crate::readiness::readable_by_tasks;
+use crate::session::{self, Origin, Paths};
 use wait::TaskWait;
 
 /// Connects to a [listener](Listener) with the default [options](Options).
@@ -42,7 +46,7 @@ use wait::TaskWait;
 /// # Cancel safety
 ///
 /// Dropping the future cancels the connection attempt.
-pub async fn connect(address: impl ToSocketAddrs) -> Result<Connection> {
+pub async fn connect(address: impl ToSocketAddrs + fmt::Debug) -> Result<Connection> {
     Connector::new().connect(address).await
 }
 
@@ -90,8 +94,10 @@ impl Connector {
     /// # Cancel safety
     ///
     /// Dropping the future cancels the connection attempt.
-    pub async fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection> {
-        let addresses = lookup_host(address).await.map_err(bootstrap::no_address)?.collect();
+    pub async fn connect(&self, address: impl ToSocketAddrs + fmt::Debug) -> Result<Connection> {
+        let name = format!("{address:?}");
+        let not_resolved = |error| no_address(format_args!("{name}"), error);
+        let addresses = lookup_host(address).await.map_err(not_resolved)?.collect();
         let mut paths = Paths::new(addresses, &self.alternate_addr, &self.options);
         for name in Vec::from_iter(paths.names().map(str::to_owned)) {
             // A name that cannot be resolved now may be resolvable later.
@@ -107,8 +113,7 @@ impl Connector {
                 Err(error) => failure = Some(error),
             }
         }
-        Err(failure
-            .unwrap_or_else(|| bootstrap::no_address(io::Error::other("the host name has no address"))))
+        Err(failure.unwrap_or_else(|| not_resolved(io::Error::other("the host name has no address"))))
     }
 }
 
@@ -126,9 +131,9 @@ async fn connect_driver(peer: SocketAddr, options: &Options, deadline: Deadline)
 
 /// Waits until a descriptor is readable, but no longer than `timeout`.
 async fn wait(descriptor: &impl AsFd, timeout: Duration) -> Result<()> {
-    let descriptor = readable_by_tasks(descriptor.as_fd()).map_err(bootstrap::not_watched)?;
+    let descriptor = readable_by_tasks(descriptor.as_fd()).map_err(not_watched)?;
     match tokio::time::timeout(timeout, descriptor.readable()).await {
-        Ok(readable) => readable.map(drop).map_err(bootstrap::not_watched),
+        Ok(readable) => readable.map(drop).map_err(not_watched),
         Err(_) => Ok(()),
     }
 }
@@ -137,7 +142,7 @@ async fn wait(descriptor: &impl AsFd, timeout: Duration) -> Result<()> {
 ///
 /// The listener listens on a TCP port, over which both sides exchange the attributes of their queue pairs. If its
 /// device has a connection manager, the listener also listens on the same port number of the connection manager: see
-/// [`Bootstrap`](super::Bootstrap). All later traffic uses the queue pairs.
+/// [`Bootstrap`](crate::Bootstrap). All later traffic uses the queue pairs.
 ///
 /// A listener listens until it is [stopped](Listener::stop) or dropped, and can be [started](Listener::start) again.
 /// Accepted connections continue without the listener. A peer can [reconnect](Options::reconnect) only while a listener
@@ -164,7 +169,7 @@ impl Listener {
     /// # Cancel safety
     ///
     /// If the future is dropped, no listener remains. The port may stay in use until devices are opened.
-    pub async fn bind(address: impl ToSocketAddrs) -> Result<Listener> {
+    pub async fn bind(address: impl ToSocketAddrs + fmt::Debug) -> Result<Listener> {
         Listener::bind_with(address, &Options::new()).await
     }
 
@@ -177,12 +182,15 @@ impl Listener {
     /// # Cancel safety
     ///
     /// If the future is dropped, no listener remains. The port may stay in use until devices are opened.
-    pub async fn bind_with(address: impl ToSocketAddrs, options: &Options) -> Result<Listener> {
-        let addresses: Vec<SocketAddr> = lookup_host(address).await.map_err(bootstrap::not_bound)?.collect();
+    pub async fn bind_with(address: impl ToSocketAddrs + fmt::Debug, options: &Options) -> Result<Listener> {
+        let name = format!("{address:?}");
+        let not_resolved = |error| no_address(format_args!("{name}"), error);
+        let addresses: Vec<SocketAddr> = lookup_host(address).await.map_err(not_resolved)?.collect();
         let options = options.clone();
         // Opening devices blocks, above all for hardware.
-        let bound = tokio::task::spawn_blocking(move || Listening::bind(&addresses, &options)).await;
-        let listening = bound.map_err(|error| bootstrap::not_bound(io::Error::other(error)))??;
+        let bound =
+            tokio::task::spawn_blocking(move || Listening::bind(&addresses, &options, session::find)).await;
+        let listening = bound.map_err(|error| not_bound(name, io::Error::other(error)))??;
         Ok(Listener { listening: Arc::new(listening) })
     }
 
@@ -302,23 +310,18 @@ impl Connection {
     /// Makes an established driver usable by tasks.
     fn new(driver: Arc<Driver>, origin: Origin) -> Result<Connection> {
         let watch_error = |error| {
-            bootstrap::verb_error(
+            verb_error(
                 "watching a completion queue",
                 error,
                 "enable I/O in the tokio runtime: `Builder::enable_io`",
             )
         };
         let lane = driver.lane();
-        let events =
-            lane.completions.event_fd().ok_or_else(|| watch_error(io::ErrorKind::Unsupported.into()))?;
+        let events = lane.event_fd().ok_or_else(|| watch_error(io::ErrorKind::Unsupported.into()))?;
         let events = match (driver.session(), lane.manager_events()) {
             (None, None) => readable_by_tasks(events),
             // The completion queue may change, or there is a second descriptor to watch.
-            _ => {
-                let watch = Watch::new().map_err(watch_error)?;
-                lane.add_events(&watch).map_err(watch_error)?;
-                readable_by_tasks(driver.watch.get_or_init(|| watch).as_fd())
-            }
+            _ => readable_by_tasks(driver.watch_events().map_err(watch_error)?),
         };
         let events = events.map_err(watch_error)?;
         let driver = session::enable_reconnect(driver, origin);
@@ -562,7 +565,7 @@ impl Connection {
             return Ok(value);
         }
         if timeout.is_zero() {
-            return Err(Error::Timeout { timeout, action: waiting });
+            return Err(driver.timed_out(timeout, waiting));
         }
         let (mut wait, mut timer, mut limit) = (TaskWait::begin(driver), pin!(None), pin!(None));
         poll_fn(|cx| {
@@ -576,7 +579,7 @@ impl Connection {
                 limit.set(Some(tokio::time::sleep(timeout)));
             }
             let expired = limit.as_mut().as_pin_mut().is_some_and(|limit| limit.poll(cx).is_ready());
-            if expired { Poll::Ready(Err(Error::Timeout { timeout, action: waiting })) } else { polled }
+            if expired { Poll::Ready(Err(driver.timed_out(timeout, waiting))) } else { polled }
         })
         .await
     }

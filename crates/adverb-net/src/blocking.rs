@@ -21,17 +21,19 @@ use adverb_verbs::Result;
 use adverb_verbs::internal::{Deadline, wait_either};
 use adverb_verbs::memory::Pool;
 
-use super::bootstrap::{self, Accepted, Dial, Listening};
-use super::driver::{Driver, Established, LINGER, Outgoing, Sent};
-use super::session::{self, Origin, Paths};
-use super::{Message, Options, SendData, SendError, UnacknowledgedMessage};
+use crate::bootstrap::{Accepted, Dial, Listening};
+use crate::driver::{Driver, Established, LINGER, Outgoing, Sent};
+use crate::error::{no_address, not_watched};
+use crate::message::{Message, SendData, SendError, UnacknowledgedMessage};
+use crate::options::Options;
+use crate::session::{self, Origin, Paths};
 
 /// Connects to a [listener](Listener) with the default [options](Options).
 ///
 /// # Errors
 ///
 /// Returns the errors of [`Connector::connect`].
-pub fn connect(address: impl ToSocketAddrs) -> Result<Connection> {
+pub fn connect(address: impl ToSocketAddrs + fmt::Debug) -> Result<Connection> {
     Connector::new().connect(address)
 }
 
@@ -75,8 +77,9 @@ impl Connector {
     ///   listener is bound to the port.
     /// - Returns [`Error::NoDevice`] if no device has the local address of the route to the peer.
     /// - Returns [`Error::Verb`] if the host name cannot be resolved.
-    pub fn connect(&self, address: impl ToSocketAddrs) -> Result<Connection> {
-        let addresses = address.to_socket_addrs().map_err(bootstrap::no_address)?.collect();
+    pub fn connect(&self, address: impl ToSocketAddrs + fmt::Debug) -> Result<Connection> {
+        let not_resolved = |error| no_address(&address, error);
+        let addresses = address.to_socket_addrs().map_err(not_resolved)?.collect();
         let mut paths = Paths::new(addresses, &self.alternate_addr, &self.options);
         paths.resolve();
         let deadline = Deadline::new(self.options.connect_timeout);
@@ -91,13 +94,12 @@ impl Connector {
                 Err(error) => failure = Some(error),
             }
         }
-        Err(failure
-            .unwrap_or_else(|| bootstrap::no_address(io::Error::other("the host name has no address"))))
+        Err(failure.unwrap_or_else(|| not_resolved(io::Error::other("the host name has no address"))))
     }
 }
 
 /// Connects to a listener at one address.
-pub(super) fn connect_driver(peer: SocketAddr, options: &Options, deadline: Deadline) -> Result<Arc<Driver>> {
+fn connect_driver(peer: SocketAddr, options: &Options, deadline: Deadline) -> Result<Arc<Driver>> {
     let mut dial = Dial::new(peer, options, deadline)?;
     loop {
         let now = Instant::now();
@@ -111,14 +113,14 @@ pub(super) fn connect_driver(peer: SocketAddr, options: &Options, deadline: Dead
 /// Waits until a descriptor is readable, but no longer than `timeout`.
 fn wait(descriptor: &impl AsFd, timeout: Duration) -> Result<()> {
     let waited = wait_either(descriptor.as_fd(), None, Some(timeout));
-    waited.map(drop).map_err(bootstrap::not_watched)
+    waited.map(drop).map_err(not_watched)
 }
 
 /// A listening endpoint, which accepts connections at an address.
 ///
 /// The listener listens on a TCP port, over which both sides exchange the attributes of their queue pairs. If its
 /// device has a connection manager, the listener also listens on the same port number of the connection manager: see
-/// [`Bootstrap`](super::Bootstrap). All later traffic uses the queue pairs.
+/// [`Bootstrap`](crate::Bootstrap). All later traffic uses the queue pairs.
 ///
 /// A listener listens until it is [stopped](Listener::stop) or dropped, and can be [started](Listener::start) again.
 /// Accepted connections continue without the listener. A peer can [reconnect](Options::reconnect) only while a listener
@@ -141,7 +143,7 @@ impl Listener {
     ///
     /// - Returns [`Error::NoDevice`] if no device has the address.
     /// - Returns [`Error::Verb`] if the address does not belong to this machine, or if the port is in use.
-    pub fn bind(address: impl ToSocketAddrs) -> Result<Listener> {
+    pub fn bind(address: impl ToSocketAddrs + fmt::Debug) -> Result<Listener> {
         Listener::bind_with(address, &Options::new())
     }
 
@@ -150,9 +152,10 @@ impl Listener {
     /// # Errors
     ///
     /// Returns the errors of [`bind`](Listener::bind).
-    pub fn bind_with(address: impl ToSocketAddrs, options: &Options) -> Result<Listener> {
-        let addresses: Vec<SocketAddr> = address.to_socket_addrs().map_err(bootstrap::not_bound)?.collect();
-        Ok(Listener { listening: Arc::new(Listening::bind(&addresses, options)?) })
+    pub fn bind_with(address: impl ToSocketAddrs + fmt::Debug, options: &Options) -> Result<Listener> {
+        let not_resolved = |error| no_address(&address, error);
+        let addresses: Vec<SocketAddr> = address.to_socket_addrs().map_err(not_resolved)?.collect();
+        Ok(Listener { listening: Arc::new(Listening::bind(&addresses, options, session::find)?) })
     }
 
     /// Returns the address to which the listener is bound.

@@ -7,10 +7,10 @@ use adverb_net_proto::Hello;
 use adverb_verbs::memory::RemoteMemory;
 use adverb_verbs::{Endpoint, Gid, Psn, Qpn};
 
-use super::Key;
-use super::bootstrap::belongs_to;
-use super::protocol::handshake::Greeting;
-use super::protocol::proof::{Credentials, Ends};
+use crate::bootstrap::belongs_to;
+use crate::key::Key;
+use crate::protocol::handshake::Greeting;
+use crate::protocol::proof::{Credentials, Ends};
 
 /// Parses bytes as each message of a peer, and performs a handshake whose greetings the bytes change. The handshake
 /// succeeds if and only if both sides have the same key, and no greeting was changed.

@@ -2,7 +2,7 @@
 
 use adverb_verbs::Result;
 
-use super::Connection;
+use crate::asynchronous::Connection;
 
 /// Moves the queue pair under a connection to the error state, as a failure of the network does.
 ///

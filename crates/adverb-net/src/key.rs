@@ -6,9 +6,28 @@ use std::sync::Arc;
 use adverb_verbs::{Error, Result};
 use zeroize::{Zeroize, Zeroizing};
 
-use super::protocol::proof::{Digest, Purpose, Role};
+/// A keyed hash.
+pub(crate) type Digest = [u8; 32];
 
-/// A pre-shared key that both sides of a connection must have: see [`Options::key`](super::Options::key).
+/// The role of a side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Role {
+    /// The side that dials.
+    Connector,
+    /// The side that accepts.
+    Listener,
+}
+
+/// The purpose of a digest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Purpose {
+    /// The listener's proof.
+    Answer,
+    /// The seal of the hello of the side with this role.
+    Hello(Role),
+}
+
+/// A pre-shared key that both sides of a connection must have: see [`Options::key`](crate::Options::key).
 ///
 /// A key is derived from a secret that must have at least 128 bits of entropy, such as 32 bytes from
 /// `/dev/urandom`. Passwords are not secure: an attacker that records one handshake can test guesses offline.
@@ -60,18 +79,18 @@ impl Key {
     }
 
     /// Returns a keyed hash of the parts.
-    pub(super) fn digest(&self, purpose: Purpose, parts: &[&[u8]]) -> Digest {
+    pub(crate) fn digest(&self, purpose: Purpose, parts: &[&[u8]]) -> Digest {
         *self.hash(purpose, parts).as_bytes()
     }
 
     /// Whether a digest belongs to these parts. The comparison takes constant time.
-    pub(super) fn verifies(&self, digest: &Digest, purpose: Purpose, parts: &[&[u8]]) -> bool {
+    pub(crate) fn verifies(&self, digest: &Digest, purpose: Purpose, parts: &[&[u8]]) -> bool {
         // blake3 compares its hashes in constant time.
         self.hash(purpose, parts) == blake3::Hash::from_bytes(*digest)
     }
 
     /// Whether the keys of two sides are the same, or both are absent.
-    pub(super) fn is_same(one: Option<&Key>, other: Option<&Key>) -> bool {
+    pub(crate) fn is_same(one: Option<&Key>, other: Option<&Key>) -> bool {
         match (one, other) {
             (Some(one), Some(other)) => {
                 blake3::Hash::from_bytes(*one.0.answer) == blake3::Hash::from_bytes(*other.0.answer)

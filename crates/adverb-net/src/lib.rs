@@ -39,6 +39,7 @@ mod asynchronous;
 pub mod blocking;
 mod bootstrap;
 mod driver;
+mod error;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -47,14 +48,14 @@ pub mod fuzzing;
 pub mod internal;
 mod key;
 mod message;
-#[cfg(all(test, not(loom)))]
-mod messages;
 mod options;
 mod protocol;
 #[cfg(feature = "tokio")]
 mod readiness;
 mod remote;
 mod session;
+#[cfg(all(test, feature = "soft", not(loom)))]
+mod tests;
 mod wait;
 
 #[cfg(feature = "tokio")]

@@ -3,24 +3,28 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-use adverb_verbs::Error;
 use adverb_verbs::memory::PoolBuf;
+use adverb_verbs::{Error, ProtectionDomain};
 use bytes::Bytes;
 
 /// A received message: its bytes, and its immediate data if the sender attached any.
 ///
 /// The bytes are registered memory with a single owner, so a long message can be forwarded without a copy, over this
-/// connection or another one with the same [pool](super::Options::pool). Short messages that arrive together share one
+/// connection or another one with the same [pool](crate::Options::pool). Short messages that arrive together share one
 /// buffer, which returns to the pool when the last of them is dropped. A program should copy messages that it keeps for
 /// a long time.
 #[derive(Debug)]
 pub struct Message {
-    pub(super) buffer: PoolBuf,
-    pub(super) immediate: Option<u32>,
+    buffer: PoolBuf,
+    immediate: Option<u32>,
 }
 
 impl Message {
-    /// Returns the 32 bits of immediate data [sent with the message](super::blocking::Connection::send_with_imm), if
+    pub(crate) fn new(buffer: PoolBuf, immediate: Option<u32>) -> Message {
+        Message { buffer, immediate }
+    }
+
+    /// Returns the 32 bits of immediate data [sent with the message](crate::blocking::Connection::send_with_imm), if
     /// any.
     pub fn immediate(&self) -> Option<u32> {
         self.immediate
@@ -62,25 +66,31 @@ impl AsRef<[u8]> for Message {
 /// Conversions from references to bytes, from [`PoolBuf`] and from [`Message`] create this type, so callers seldom need
 /// to name this type.
 #[derive(Debug)]
-pub struct SendData<'a>(pub(super) Source<'a>);
+pub struct SendData<'a>(Source<'a>);
 
-pub(super) enum Source<'a> {
+enum Source<'a> {
     Bytes(&'a [u8]),
     Buffer(PoolBuf),
 }
 
 impl SendData<'_> {
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         match &self.0 {
             Source::Bytes(bytes) => bytes,
             Source::Buffer(buffer) => buffer,
         }
     }
-}
 
-impl SendData<'_> {
+    /// Returns the data's buffer, if the data is one of this protection domain, and otherwise the data.
+    pub(crate) fn into_buffer_of(self, domain: &ProtectionDomain) -> Result<PoolBuf, Self> {
+        match self.0 {
+            Source::Buffer(buffer) if buffer.protection_domain() == domain => Ok(buffer),
+            source => Err(SendData(source)),
+        }
+    }
+
     /// Returns an error with the data's buffer, if the data is one.
-    pub(super) fn into_error(self, error: Error) -> SendError {
+    pub(crate) fn into_error(self, error: Error) -> SendError {
         let buffer = match self.0 {
             Source::Buffer(buffer) => Some(buffer),
             Source::Bytes(_) => None,

@@ -2,17 +2,16 @@
 
 use std::time::Duration;
 
-use adverb_verbs::Device;
-#[allow(unused_imports, reason = "for links")]
-use adverb_verbs::Error;
-use adverb_verbs::memory::Pool;
-
-use super::Key;
-use super::session::SessionRequest;
 use adverb_net_proto::{
     MAX_MESSAGE_SIZE, MAX_OUTSTANDING_WRITES, MAX_RING_SIZE, MIN_OUTSTANDING_WRITES, MIN_RING_SIZE,
     RING_ALIGN,
 };
+#[allow(unused_imports, reason = "for links")]
+use adverb_verbs::Error;
+use adverb_verbs::memory::Pool;
+use adverb_verbs::{Device, PathMtu};
+
+use crate::key::Key;
 
 /// Default of [`Options::max_message_size`].
 const DEFAULT_MAX_MESSAGE_SIZE: u32 = 64 << 20;
@@ -35,15 +34,15 @@ pub struct Options {
     pub(super) eager_threshold: u32,
     pub(super) recv_buffer_limit: usize,
     pub(super) max_message_size: u32,
+    pub(super) mtu: PathMtu,
     pub(super) bootstrap: Bootstrap,
     pub(super) key: Option<Key>,
     pub(super) allow_foreign_gid: bool,
+    pub(super) max_connections_per_source: Option<usize>,
     pub(super) connect_timeout: Duration,
     pub(super) timeout: Duration,
     pub(super) keepalive: Duration,
     pub(super) reconnect: Option<Duration>,
-    /// The session of a connector.
-    pub(super) session: Option<SessionRequest>,
 }
 
 impl Default for Options {
@@ -56,14 +55,15 @@ impl Default for Options {
             eager_threshold: 16 << 10,
             recv_buffer_limit: 4 << 20,
             max_message_size: DEFAULT_MAX_MESSAGE_SIZE,
+            mtu: PathMtu::Mtu4096,
             bootstrap: Bootstrap::Auto,
             key: None,
             allow_foreign_gid: false,
+            max_connections_per_source: None,
             connect_timeout: Duration::from_secs(5),
             timeout: Duration::MAX,
             keepalive: Duration::from_secs(5),
             reconnect: None,
-            session: None,
         }
     }
 }
@@ -144,6 +144,22 @@ impl Options {
         self
     }
 
+    /// Sets the maximum path MTU: the RDMA payload of one packet. The default is 4096 bytes, the largest path MTU.
+    ///
+    /// A connection uses the smallest of the path MTUs of both devices and both options. The first packet in each
+    /// direction has this size. If a packet of more than 1024 bytes does not arrive for half of the time that is left
+    /// to connect or about two seconds, whichever is shorter, the connector dials once more with a path MTU of 1024
+    /// bytes, which fits every network with an MTU of at least 1280 bytes. If a host name has several addresses, the
+    /// two dials to one address take time from the next addresses. Set this option if a network between the two sides
+    /// has a smaller MTU than both of them, to save that time, or to use 2048 or 512 bytes instead.
+    ///
+    /// A connection manager negotiates the path MTU itself. A connector with [`Bootstrap::Auto`] that sets this option
+    /// therefore connects over TCP, and the option has no effect with [`Bootstrap::ConnectionManager`].
+    pub fn mtu(mut self, mtu: PathMtu) -> Options {
+        self.mtu = mtu;
+        self
+    }
+
     /// Sets the channel over which the two sides connect their queue pairs. The default is [`Bootstrap::Auto`].
     pub fn bootstrap(mut self, bootstrap: Bootstrap) -> Options {
         self.bootstrap = bootstrap;
@@ -160,6 +176,17 @@ impl Options {
     /// where attackers can connect, but can neither observe nor forge packets.
     pub fn key(mut self, key: &Key) -> Options {
         self.key = Some(key.clone());
+        self
+    }
+
+    /// Sets the maximum number of connections that a listener has with one source: an IPv4 address, or the /64 network
+    /// of an IPv6 address. The listener ends further connections at once. A connection counts until the program drops
+    /// it.
+    ///
+    /// By default, a listener without a key has at most 4096 connections with each other host. There is no limit for
+    /// loopback addresses, nor with a [key](Options::key).
+    pub fn max_connections_per_source(mut self, count: usize) -> Options {
+        self.max_connections_per_source = Some(count);
         self
     }
 
@@ -194,11 +221,12 @@ impl Options {
     /// Sets the time without traffic from the peer after which a waiting call probes the peer. The default is 5 s, and
     /// `Duration::MAX` disables the probes.
     ///
-    /// The peer's device acknowledges the probe, even if the peer's program hangs. If the device sends no
-    /// acknowledgement, the connection ends about two seconds after the probe: the probe is retransmitted six times,
-    /// with an ACK timeout of 268 ms. The InfiniBand specification allows hardware to wait up to four times as long. If
-    /// the connection manager of RDMA hardware established the connection, the kernel also reports at once that the
-    /// peer's process has ended.
+    /// A peer's program that exits or drops the connection reports that at once; a probe detects that it was killed, or
+    /// that the network has failed. The peer's device acknowledges the probe, even if the peer's program hangs. If the
+    /// device sends no acknowledgement, the connection ends about two seconds after the probe: the probe is
+    /// retransmitted six times, with an ACK timeout of 268 ms. The InfiniBand specification allows hardware to wait up
+    /// to four times as long. If the connection manager of RDMA hardware established the connection, the kernel also
+    /// reports at once that the peer's process has ended.
     pub fn keepalive(mut self, silence: Duration) -> Options {
         self.keepalive = silence;
         self
@@ -208,20 +236,20 @@ impl Options {
     /// enable reconnecting.
     ///
     /// A connection that fails is reconnected over the same path, or over [another
-    /// path](super::blocking::Connector::alternate_addr). Calls that use the connection detect the failure, as
+    /// path](crate::blocking::Connector::alternate_addr). Calls that use the connection detect the failure, as
     /// [`keepalive`](Options::keepalive) describes; without such a call, the failure is not detected. One thread then
     /// reconnects all failed connections of the process: the connector dials again, and the listener accepts, if it
     /// still exists. The accepting side must have detected the failure too, or a caller must be waiting in
-    /// [`accept`](super::blocking::Listener::accept). Therefore, set the keepalive to a small fraction of this time
+    /// [`accept`](crate::blocking::Listener::accept). Therefore, set the keepalive to a small fraction of this time
     /// limit.
     ///
     /// Each side then replays the messages that the peer has not received. No message is lost or duplicated while both
     /// programs run, and waiting calls keep waiting. One-sided operations in flight fail, because this side cannot
     /// determine whether the peer's device has executed them. This side announces exposed memory again, and the peer
-    /// must call [`remote_region`](super::blocking::Connection::remote_region) again.
+    /// must call [`remote_region`](crate::blocking::Connection::remote_region) again.
     ///
     /// The connection ends if the time limit expires, or if the peer does not know the connection because its program
-    /// was restarted. [`take_unacknowledged`](super::blocking::Connection::take_unacknowledged) then returns the
+    /// was restarted. [`take_unacknowledged`](crate::blocking::Connection::take_unacknowledged) then returns the
     /// messages that the peer may not have received. For the replay, this side keeps messages in memory until the peer
     /// has read them.
     pub fn reconnect(mut self, timeout: Duration) -> Options {

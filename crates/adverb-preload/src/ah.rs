@@ -8,8 +8,9 @@ use adverb_proto::{AddressVector, Path};
 use adverb_sys::*;
 use libc::c_int;
 
-use crate::context::Context;
-use crate::entry::{errno_result, fail};
+use crate::calls::invalid;
+use crate::context::{self, Context, Member, Object};
+use crate::entry::{Pointee, Purpose, errno_result, fail};
 use crate::nic::OpenPath;
 use crate::pd::ProtectionDomain;
 
@@ -17,7 +18,32 @@ use crate::pd::ProtectionDomain;
 #[repr(C)]
 pub(crate) struct AddressHandle {
     base: UnsafeCell<ibv_ah>,
+    member: Member,
     path: OpenPath,
+}
+
+impl Object for AddressHandle {
+    fn member(&self) -> &Member {
+        &self.member
+    }
+
+    fn release(&self) -> Result<(), c_int> {
+        // SAFETY: the domain is alive as long as its address handles, which count.
+        let domain = unsafe { ProtectionDomain::of((*self.base.get()).pd) };
+        self.path.close(domain.nic);
+        domain.users.fetch_sub(1, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl Pointee for ibv_ah {
+    /// # Safety
+    ///
+    /// The object is alive.
+    unsafe fn check(this: *mut ibv_ah, purpose: Purpose) -> Result<(), c_int> {
+        // SAFETY: as the caller says.
+        unsafe { AddressHandle::of(this) }.member.check(purpose)
+    }
 }
 
 impl AddressHandle {
@@ -53,7 +79,7 @@ unsafe fn address_of_sender(
     // SAFETY: as the caller says; the header may be at any address of a buffer.
     let (context, wc, grh) = unsafe { (Context::of(context), *wc, grh.read_unaligned()) };
     if wc.wc_flags & IBV_WC_GRH == 0 || port_num != 1 {
-        return Err(libc::EINVAL);
+        return Err(invalid("the completion has no GRH, or the port is not 1"));
     }
     // The header of a packet over IPv4 is an IPv4 header in the last 20 of the 40 bytes (Annex A17.4.5.2).
     // SAFETY: the header is plain bytes.
@@ -93,20 +119,17 @@ entry! {
     fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
         // SAFETY: the domain is alive, and the attributes are valid for reads.
         let (domain, attr, context) = unsafe { (ProtectionDomain::of(pd), &*attr, (*pd).context) };
-        let Some(path) = domain.nic.datagram_path(attr) else { return fail(libc::EINVAL) };
+        let path = match domain.nic.datagram_path(attr) {
+            Ok(path) => path,
+            Err(errno) => return fail(errno),
+        };
         domain.users.fetch_add(1, Ordering::Acquire);
-        let base = ibv_ah { context, pd, handle: domain.nic.next_handle() };
-        Box::into_raw(Box::new(AddressHandle { base: UnsafeCell::new(base), path })).cast()
-    }
-
-    /// Destroys an address handle.
-    fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
-        // SAFETY: the address handle is alive, and its domain too. `ibv_create_ah` made it with a box.
-        let (domain, ah) =
-            unsafe { (ProtectionDomain::of((*ah).pd), Box::from_raw(ah.cast::<AddressHandle>())) };
-        ah.path.close(domain.nic);
-        domain.users.fetch_sub(1, Ordering::Release);
-        0
+        // SAFETY: the context of a domain that can be used is open.
+        let member = unsafe { Member::new(context) };
+        let base = UnsafeCell::new(ibv_ah { context, pd, handle: member.handle });
+        let this = Box::leak(Box::new(AddressHandle { base, member, path }));
+        context::add(this);
+        this.base.get()
     }
 
     /// Writes the address of a datagram's sender.
@@ -135,5 +158,18 @@ entry! {
                 Err(errno) => fail(errno),
             }
         }
+    }
+}
+
+destructors! {
+    /// Destroys an address handle.
+    fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
+        // SAFETY: the address handle is alive, and `ibv_create_ah` made it with a box.
+        let released = context::release(unsafe { AddressHandle::of(ah) });
+        if released.is_ok() {
+            // SAFETY: as above; the program doesn't use it any more.
+            drop(unsafe { Box::from_raw(ah.cast::<AddressHandle>()) });
+        }
+        errno_result(released)
     }
 }

@@ -13,7 +13,7 @@ entry! {
     }
 
     /// Returns the status of fork support: IBV_FORK_UNNEEDED.
-    fn ibv_is_fork_initialized() -> c_int {
+    fn ibv_is_fork_initialized() -> c_int, Infallible {
         2
     }
 
@@ -67,7 +67,7 @@ entry! {
         _file: *const c_char,
         _buf: *mut c_char,
         _size: size_t,
-    ) -> c_int {
+    ) -> c_int, Infallible {
         crate::entry::set_errno(libc::ENOENT);
         -1
     }

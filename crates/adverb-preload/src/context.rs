@@ -1,16 +1,24 @@
 //! Device contexts: open devices.
 
 use std::cell::UnsafeCell;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
 use std::mem::offset_of;
+use std::os::fd::IntoRawFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use adverb_sys::*;
 use libc::{c_int, c_void};
 use parking_lot::Mutex;
 
-use crate::entry::{errno, fail, object};
+use crate::calls::{explain, invalid};
+use crate::entry::{Pointee, Purpose, errno, fail, object};
 use crate::event::Events;
 use crate::nic::{Listed, OpenNic};
+use crate::report::Kind;
 use crate::{cq, cq_ex, mr, mw, pd, post, qp, query, srq, unsupported};
 
 /// An open device. Programs hold the address of its last public part, an [`ibv_context`].
@@ -19,6 +27,115 @@ pub(crate) struct Context {
     verbs: UnsafeCell<verbs_context>,
     pub(crate) nic: &'static OpenNic,
     pub(crate) events: Mutex<Events>,
+    /// The objects that the program has not destroyed, by handle and so in the order of their creation.
+    members: Mutex<BTreeMap<u32, Listed<dyn Object>>>,
+    generation: u32,
+    is_closed: AtomicBool,
+    /// Whether the identifiers of librdmacm use the context, which then stays open.
+    pub(crate) is_shared: bool,
+}
+
+// SAFETY: the fields that change have locks, or are atomic; programs don't change the public part.
+unsafe impl Send for Context {}
+
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Pointee for ibv_context {
+    /// # Safety
+    ///
+    /// The object is alive.
+    unsafe fn check(this: *mut ibv_context, _purpose: Purpose) -> Result<(), c_int> {
+        // SAFETY: as the caller says.
+        let context = unsafe { Context::of(this) };
+        check(context.generation, &context.is_closed, Purpose::Use)
+    }
+}
+
+/// Checks that this process may use an object: see [`Argument::check`](crate::entry::Argument::check).
+#[inline]
+fn check(generation: u32, is_gone: &AtomicBool, purpose: Purpose) -> Result<(), c_int> {
+    crate::fork::check(generation)?;
+    if is_gone.load(Ordering::Acquire) && purpose == Purpose::Use {
+        return Err(explain(libc::EBADF, "the object's context is closed"));
+    }
+    Ok(())
+}
+
+/// An object of a context, which closing the context destroys in the NIC.
+pub(crate) trait Object {
+    fn member(&self) -> &Member;
+
+    /// Returns the kind that the report counts the object as, if any.
+    fn kind(&self) -> Option<Kind> {
+        None
+    }
+
+    /// Destroys the object in the NIC. The object's memory stays allocated, because the program has its address.
+    fn release(&self) -> Result<(), c_int>;
+}
+
+/// The part of an object that belongs to its context. It keeps the context's memory allocated, which C programs use to call
+/// operations.
+pub(crate) struct Member {
+    context: Arc<Context>,
+    pub(crate) handle: u32,
+    generation: u32,
+    /// Whether the object is destroyed in the NIC.
+    is_released: AtomicBool,
+}
+
+impl Member {
+    /// Makes a part for a new object.
+    ///
+    /// # Safety
+    ///
+    /// The context is open.
+    pub(crate) unsafe fn new(context: *mut ibv_context) -> Member {
+        // SAFETY: as the caller says; `Context::open` made it with an `Arc`.
+        let context = unsafe { Context::share(context) };
+        let (handle, generation) = (context.nic.next_handle(), context.generation);
+        Member { context, handle, generation, is_released: AtomicBool::new(false) }
+    }
+
+    /// Returns the object's context, which may be closed.
+    pub(crate) fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// Checks that the object can be used for a purpose.
+    #[inline]
+    pub(crate) fn check(&self, purpose: Purpose) -> Result<(), c_int> {
+        check(self.generation, &self.is_released, purpose)
+    }
+
+    /// Checks that another object has the same context, as the kernel does.
+    pub(crate) fn check_context(&self, other: &Member) -> Result<(), c_int> {
+        match Arc::ptr_eq(&self.context, &other.context) {
+            true => Ok(()),
+            false => Err(invalid("the objects belong to different contexts")),
+        }
+    }
+}
+
+/// Adds a new object to its context.
+pub(crate) fn add<T: Object + 'static>(object: &'static T) {
+    let member = object.member();
+    let listed = Listed(NonNull::from(object as &dyn Object));
+    member.context.members.lock().insert(member.handle, listed);
+}
+
+/// Destroys an object in the NIC, unless closing its context did.
+pub(crate) fn release(object: &dyn Object) -> Result<(), c_int> {
+    let member = object.member();
+    if member.is_released.load(Ordering::Acquire) {
+        member.context.nic.counts.destroy_closed(object.kind());
+        return Ok(());
+    }
+    object.release()?;
+    member.is_released.store(true, Ordering::Release);
+    member.context.members.lock().remove(&member.handle);
+    Ok(())
 }
 
 impl Context {
@@ -44,40 +161,89 @@ impl Context {
         unsafe { (*self.as_ptr()).async_fd }
     }
 
-    fn open(device: *mut ibv_device) -> Result<*mut ibv_context, c_int> {
+    /// Returns a reference to the context that a program has the address of.
+    ///
+    /// # Safety
+    ///
+    /// The context is open.
+    unsafe fn share(context: *mut ibv_context) -> Arc<Context> {
+        // SAFETY: as the caller says; `open` made it with an `Arc`.
+        unsafe {
+            let context = &raw const *Context::of(context);
+            Arc::increment_strong_count(context);
+            Arc::from_raw(context)
+        }
+    }
+
+    /// Opens the device.
+    pub(crate) fn open(device: *mut ibv_device, is_shared: bool) -> Result<Arc<Context>, c_int> {
         let nic = OpenNic::get().map_err(|error| {
             // A program reports at most the errno value.
             eprintln!("adverb: opening the software NIC failed: {error}");
-            error.raw_os_error().unwrap_or(match error.kind() {
-                std::io::ErrorKind::AddrInUse => libc::EADDRINUSE,
-                std::io::ErrorKind::AddrNotAvailable => libc::EADDRNOTAVAIL,
-                std::io::ErrorKind::InvalidInput => libc::EINVAL,
-                _ => libc::EIO,
-            })
+            explain(errno_of_io(&error), error)
         })?;
-        // SAFETY: the functions have no preconditions. A program may dup the first descriptor, and waits for the second.
-        let (cmd_fd, async_fd) = unsafe {
-            (
-                libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC),
-                libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_SEMAPHORE),
-            )
-        };
-        if cmd_fd < 0 || async_fd < 0 {
+        // A program may dup this descriptor.
+        let cmd_fd =
+            File::options().read(true).write(true).open("/dev/null").map_err(|error| errno_of_io(&error))?;
+        // SAFETY: the function has no preconditions.
+        let async_fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_SEMAPHORE) };
+        if async_fd < 0 {
             return Err(errno());
         }
         let mut verbs = operations();
         verbs.sz = size_of::<verbs_context>();
         verbs.context.device = device;
-        verbs.context.cmd_fd = cmd_fd;
+        verbs.context.cmd_fd = cmd_fd.into_raw_fd();
         verbs.context.async_fd = async_fd;
         verbs.context.num_comp_vectors = 1;
         verbs.context.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
         verbs.context.abi_compat = __VERBS_ABI_IS_EXTENDED;
         let verbs = UnsafeCell::new(verbs);
-        let context = Box::leak(Box::new(Context { verbs, nic, events: Mutex::default() }));
+        let context = Arc::new(Context {
+            verbs,
+            nic,
+            events: Mutex::default(),
+            members: Mutex::default(),
+            generation: crate::fork::generation(),
+            is_closed: AtomicBool::new(false),
+            is_shared,
+        });
         nic.objects.lock().contexts.push(Listed(NonNull::from(&*context)));
-        Ok(context.as_ptr())
+        Ok(context)
     }
+
+    /// Closes the context, and destroys its objects in the NIC, as the kernel does.
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        self.nic.objects.lock().contexts.retain(|listed| listed.0 != NonNull::from(self));
+        loop {
+            let members: Vec<_> = self.members.lock().values().rev().map(|listed| listed.0).collect();
+            let is_released = |object: &&NonNull<dyn Object>| {
+                // SAFETY: an object is in the list until it is destroyed, and programs don't destroy objects while they
+                // close their context: with rdma-core too, that uses freed memory.
+                let object = unsafe { object.as_ref() };
+                release(object).inspect(|()| self.nic.counts.close(object.kind())).is_ok()
+            };
+            // An object that others depend on is destroyed after these.
+            if members.iter().filter(is_released).count() == 0 {
+                break;
+            }
+        }
+        // SAFETY: the descriptors are the context's.
+        unsafe {
+            libc::close((*self.as_ptr()).cmd_fd);
+            libc::close(self.async_fd());
+        }
+    }
+}
+
+fn errno_of_io(error: &io::Error) -> c_int {
+    error.raw_os_error().unwrap_or(match error.kind() {
+        io::ErrorKind::AddrInUse => libc::EADDRINUSE,
+        io::ErrorKind::AddrNotAvailable => libc::EADDRNOTAVAIL,
+        io::ErrorKind::InvalidInput => libc::EINVAL,
+        _ => libc::EIO,
+    })
 }
 
 /// Returns a context with all operations.
@@ -161,22 +327,27 @@ fn operations() -> verbs_context {
 entry! {
     /// Opens a device.
     fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-        object(Context::open(device))
+        // The program has the reference until it closes the context.
+        object(Context::open(device, false).map(|context| {
+            let address = context.as_ptr();
+            std::mem::forget(context);
+            address
+        }))
     }
 
-    /// Closes a context.
+    /// Closes a context. Its objects no longer exist in the NIC, and only their memory remains, until they are destroyed.
     fn ibv_close_device(context: *mut ibv_context) -> c_int {
         if context.is_null() {
-            return fail(libc::EINVAL);
+            return fail(invalid("the context is NULL"));
         }
-        // SAFETY: the context is open, and the program doesn't use it or its objects any more.
-        unsafe {
-            let this = NonNull::from(Context::of(context));
-            this.as_ref().nic.objects.lock().contexts.retain(|listed| listed.0 != this);
-            libc::close((*context).cmd_fd);
-            libc::close((*context).async_fd);
-            drop(Box::from_raw(this.as_ptr()));
+        // SAFETY: the context is open.
+        let this = unsafe { Context::share(context) };
+        if this.is_shared {
+            return fail(invalid("the context belongs to librdmacm, which keeps it open"));
         }
+        this.close();
+        // SAFETY: this is the reference of `ibv_open_device`, which the program doesn't use any more.
+        unsafe { Arc::decrement_strong_count(Arc::as_ptr(&this)) };
         0
     }
 }

@@ -14,15 +14,18 @@ use libc::{c_int, c_uint, c_void};
 use parking_lot::{Mutex, RawMutex};
 
 use crate::acks::Acks;
-use crate::context::Context;
+use crate::calls::{explain, invalid};
+use crate::context::{self, Context, Member, Object};
 use crate::cq_ex::Current;
-use crate::entry::{errno, errno_of, errno_result, fail, object};
+use crate::entry::{Pointee, Purpose, errno, errno_of, errno_result, fail, object};
 use crate::nic::{Listed, OpenNic};
+use crate::report::Kind;
 
 /// A completion queue.
 #[repr(C)]
 pub(crate) struct CompletionQueue {
     base: UnsafeCell<ibv_cq_ex>,
+    pub(crate) member: Member,
     pub(crate) nic: &'static OpenNic,
     pub(crate) cq: Cq,
     /// The queue's own events, which its completion channel watches.
@@ -39,6 +42,7 @@ pub(crate) struct CompletionQueue {
 #[repr(C)]
 struct CompletionChannel {
     base: UnsafeCell<ibv_comp_channel>,
+    generation: u32,
     /// The addresses of its queues.
     queues: Mutex<BTreeSet<usize>>,
 }
@@ -65,11 +69,6 @@ impl CompletionQueue {
         self.base.get()
     }
 
-    pub(crate) fn context(&self) -> &Context {
-        // SAFETY: the field is never written, and a context outlives its objects.
-        unsafe { Context::of((*self.base.get()).context) }
-    }
-
     /// Creates a queue. With `fill`, the caller fills in the operations of an extended queue.
     pub(crate) fn create(
         context: *mut ibv_context,
@@ -79,29 +78,35 @@ impl CompletionQueue {
     ) -> Result<*mut ibv_cq, c_int> {
         // SAFETY: the context is open.
         let nic = unsafe { Context::of(context) }.nic;
-        if attr.cqe == 0 || attr.cqe > MAX_CQE || attr.comp_vector != 0 {
-            return Err(libc::EINVAL);
+        if attr.cqe == 0 || attr.cqe > MAX_CQE {
+            return Err(invalid(format_args!("cqe is {}, not from 1 to {MAX_CQE}", attr.cqe)));
+        }
+        if attr.comp_vector != 0 {
+            return Err(invalid(format_args!("comp_vector is {}, but the device has one", attr.comp_vector)));
         }
         let events = match attr.channel.is_null() {
             true => None,
-            false => Some(Arc::new(Channel::new().map_err(|_| libc::EMFILE)?)),
+            false => Some(Arc::new(Channel::new().map_err(|_| errno())?)),
         };
         let made = match is_timed {
             true => nic.nic.create_timed_cq(capacity(attr.cqe), events.clone()),
             false => nic.nic.create_cq(capacity(attr.cqe), events.clone()),
         };
         let cq = made.map_err(errno_of)?;
+        // SAFETY: the context is open.
+        let member = unsafe { Member::new(context) };
         let mut base = ibv_cq_ex::zeroed();
         base.context = context;
         base.channel = attr.channel;
         base.cq_context = attr.cq_context;
-        base.handle = nic.next_handle();
+        base.handle = member.handle;
         base.cqe = attr.cqe as c_int;
         base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
         base.cond = libc::PTHREAD_COND_INITIALIZER;
         fill(&mut base);
         let this = &*Box::leak(Box::new(CompletionQueue {
             base: UnsafeCell::new(base),
+            member,
             nic,
             cq,
             events,
@@ -111,34 +116,83 @@ impl CompletionQueue {
             polling: <RawMutex as parking_lot::lock_api::RawMutex>::INIT,
         }));
         nic.objects.lock().cqs.insert(cq, Listed(NonNull::from(this)));
-        if let Some(events) = &this.events {
+        context::add(this);
+        if let Some(events) = &this.events
             // SAFETY: the channel is alive.
-            unsafe { CompletionChannel::of(attr.channel) }.add(this, events)?;
+            && let Err(errno) = unsafe { CompletionChannel::of(attr.channel) }.add(this, events)
+        {
+            // No program knows the queue.
+            CompletionQueue::destroy(this.as_ptr())?;
+            return Err(errno);
         }
         Ok(this.as_ptr())
     }
 
     fn destroy(cq: *mut ibv_cq) -> Result<(), c_int> {
         // SAFETY: the queue is alive.
-        let (this, channel) = unsafe { (CompletionQueue::of(cq), (*cq).channel) };
-        if !this.nic.nic.is_owned_by_this_process() {
-            return Err(libc::EPERM);
-        }
-        this.nic.nic.destroy_cq(this.cq).map_err(errno_of)?;
-        this.nic.objects.lock().cqs.remove(&this.cq);
-        this.context().forget_events(|event| {
-            // SAFETY: such an event has this member.
-            event.event_type == IBV_EVENT_CQ_ERR && unsafe { event.element.cq } == cq
-        });
-        if let Some(events) = &this.events {
-            // SAFETY: the channel is alive as long as its queues.
-            unsafe { CompletionChannel::of(channel) }.remove(this, events);
-        }
+        let this = unsafe { CompletionQueue::of(cq) };
+        context::release(this)?;
         this.comp_acks.wait();
         this.async_acks.wait();
         // SAFETY: `create` made it with a box, and the program doesn't use it any more.
         drop(unsafe { Box::from_raw(cq.cast::<CompletionQueue>()) });
         Ok(())
+    }
+}
+
+impl Object for CompletionQueue {
+    fn member(&self) -> &Member {
+        &self.member
+    }
+
+    fn kind(&self) -> Option<Kind> {
+        Some(Kind::CompletionQueue)
+    }
+
+    fn release(&self) -> Result<(), c_int> {
+        self.nic.nic.destroy_cq(self.cq).map_err(errno_of)?;
+        self.nic.objects.lock().cqs.remove(&self.cq);
+        self.member.context().forget_events(|event| {
+            // SAFETY: such an event has this member.
+            event.event_type == IBV_EVENT_CQ_ERR && unsafe { event.element.cq } == self.as_ptr()
+        });
+        if let Some(events) = &self.events {
+            // SAFETY: the channel is alive as long as its queues.
+            unsafe { CompletionChannel::of((*self.as_ptr()).channel) }.remove(self, events);
+        }
+        Ok(())
+    }
+}
+
+impl Pointee for ibv_cq {
+    /// # Safety
+    ///
+    /// The object is alive.
+    #[inline]
+    unsafe fn check(this: *mut ibv_cq, purpose: Purpose) -> Result<(), c_int> {
+        // SAFETY: as the caller says.
+        unsafe { CompletionQueue::of(this) }.member.check(purpose)
+    }
+}
+
+impl Pointee for ibv_cq_ex {
+    /// # Safety
+    ///
+    /// The object is alive.
+    #[inline]
+    unsafe fn check(this: *mut ibv_cq_ex, purpose: Purpose) -> Result<(), c_int> {
+        // SAFETY: as the caller says.
+        unsafe { CompletionQueue::of(this.cast()) }.member.check(purpose)
+    }
+}
+
+impl Pointee for ibv_comp_channel {
+    /// # Safety
+    ///
+    /// The object is alive.
+    unsafe fn check(this: *mut ibv_comp_channel, _purpose: Purpose) -> Result<(), c_int> {
+        // SAFETY: as the caller says.
+        crate::fork::check(unsafe { CompletionChannel::of(this) }.generation)
     }
 }
 
@@ -177,7 +231,9 @@ impl CompletionChannel {
     /// Ends watching a queue that is being destroyed.
     fn remove(&self, queue: &CompletionQueue, events: &Channel) {
         let mut queues = self.queues.lock();
-        queues.remove(&(&raw const *queue).addr());
+        if !queues.remove(&(&raw const *queue).addr()) {
+            return;
+        }
         let fd = events.as_fd().as_raw_fd();
         // SAFETY: the call needs no event, and the field is written only under this lock.
         unsafe {
@@ -231,15 +287,8 @@ pub(crate) fn work_completion(completion: &Completion, l3_type: u8) -> ibv_wc {
         }
     };
     wc.byte_len = success.length;
-    wc.opcode = match success.operation {
-        CompletedOperation::Write => IBV_WC_RDMA_WRITE,
-        CompletedOperation::Read => IBV_WC_RDMA_READ,
-        CompletedOperation::CompareSwap => IBV_WC_COMP_SWAP,
-        CompletedOperation::FetchAdd => IBV_WC_FETCH_ADD,
-        CompletedOperation::AtomicWrite => IBV_WC_ATOMIC_WRITE,
-        CompletedOperation::Flush => IBV_WC_FLUSH,
-        CompletedOperation::BindWindow => IBV_WC_BIND_MW,
-        CompletedOperation::LocalInvalidate => IBV_WC_LOCAL_INV,
+    wc.opcode = success.operation.code();
+    match success.operation {
         CompletedOperation::Recv { immediate, invalidated, source, has_grh } => {
             if let Some(immediate) = immediate {
                 wc.imm.imm_data = immediate.to_be();
@@ -254,22 +303,20 @@ pub(crate) fn work_completion(completion: &Completion, l3_type: u8) -> ibv_wc {
                 wc.sl = l3_type;
             }
             wc.src_qp = source.map_or(0, Qpn::get);
-            IBV_WC_RECV
         }
         CompletedOperation::RecvWrite { immediate } => {
             wc.imm.imm_data = immediate.to_be();
             wc.wc_flags |= IBV_WC_WITH_IMM;
-            IBV_WC_RECV_RDMA_WITH_IMM
         }
-        // A SEND, or an operation that has no opcode of its own yet.
-        _ => IBV_WC_SEND,
-    };
+        // The completions of send requests have no further fields.
+        _ => {}
+    }
     wc
 }
 
 operations! {
     /// Polls completions.
-    fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int {
+    fn poll_cq(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int, Negative {
         // SAFETY: the queue is alive.
         let this = unsafe { CompletionQueue::of(cq) };
         let Ok(max) = usize::try_from(num_entries) else { return -libc::EINVAL };
@@ -302,23 +349,9 @@ entry! {
         if fd < 0 {
             return fail(errno());
         }
+        let generation = crate::fork::generation();
         let base = UnsafeCell::new(ibv_comp_channel { context, fd, refcnt: 0 });
-        Box::into_raw(Box::new(CompletionChannel { base, queues: Mutex::default() })).cast()
-    }
-
-    /// Destroys a completion channel.
-    fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
-        // SAFETY: the channel is alive.
-        let this = unsafe { CompletionChannel::of(channel) };
-        if !this.queues.lock().is_empty() {
-            return fail(libc::EBUSY);
-        }
-        // SAFETY: `ibv_create_comp_channel` made it with a box, and the program doesn't use it any more.
-        unsafe {
-            libc::close(this.fd());
-            drop(Box::from_raw(channel.cast::<CompletionChannel>()));
-        }
-        0
+        Box::into_raw(Box::new(CompletionChannel { base, generation, queues: Mutex::default() })).cast()
     }
 
     /// Creates a completion queue.
@@ -330,7 +363,7 @@ entry! {
         comp_vector: c_int,
     ) -> *mut ibv_cq {
         let (Ok(cqe), Ok(comp_vector)) = (u32::try_from(cqe), u32::try_from(comp_vector)) else {
-            return fail(libc::EINVAL);
+            return fail(invalid(format_args!("cqe is {cqe}, and comp_vector {comp_vector}")));
         };
         let mut attr = ibv_cq_init_attr_ex::zeroed();
         (attr.cqe, attr.comp_vector) = (cqe, comp_vector);
@@ -343,7 +376,7 @@ entry! {
         // SAFETY: the queue is alive.
         let this = unsafe { CompletionQueue::of(cq) };
         let Some(entries) = u32::try_from(cqe).ok().filter(|cqe| (1..=MAX_CQE).contains(cqe)) else {
-            return fail(libc::EINVAL);
+            return fail(invalid(format_args!("cqe is {cqe}, not from 1 to {MAX_CQE}")));
         };
         let resized = this.nic.nic.resize_cq(this.cq, capacity(entries));
         if resized.is_ok() {
@@ -351,12 +384,7 @@ entry! {
             unsafe { (*cq).cqe = cqe };
         }
         // The queue exists, so the only error is that it holds more completions than the new capacity.
-        errno_result(resized.map_err(|_| libc::EINVAL))
-    }
-
-    /// Destroys a completion queue, after its events are acknowledged.
-    fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
-        errno_result(CompletionQueue::destroy(cq))
+        errno_result(resized.map_err(|_| invalid(format_args!("cqe is {cqe}, but the queue holds more completions"))))
     }
 
     /// Waits for a completion event, unless the channel's descriptor doesn't block.
@@ -364,7 +392,7 @@ entry! {
         channel: *mut ibv_comp_channel,
         cq: *mut *mut ibv_cq,
         cq_context: *mut *mut c_void,
-    ) -> c_int {
+    ) -> c_int, MinusOne {
         // SAFETY: the channel is alive.
         match unsafe { CompletionChannel::of(channel) }.next() {
             Ok(queue) => {
@@ -382,8 +410,10 @@ entry! {
             }
         }
     }
+}
 
-    /// Acknowledges completion events.
+destructors! {
+    /// Acknowledges completion events, also after the context was closed: destroying the queue waits for it.
     fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint) {
         // SAFETY: the queue is alive until its events are acknowledged; its counter is written under the lock that
         // destroying takes.
@@ -391,6 +421,26 @@ entry! {
             let counter = &raw mut (*cq).comp_events_completed;
             CompletionQueue::of(cq).comp_acks.acknowledge(nevents, |count| counter.write(count));
         }
+    }
+
+    /// Destroys a completion channel.
+    fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+        // SAFETY: the channel is alive.
+        let this = unsafe { CompletionChannel::of(channel) };
+        if !this.queues.lock().is_empty() {
+            return fail(explain(libc::EBUSY, "a completion queue uses the channel"));
+        }
+        // SAFETY: `ibv_create_comp_channel` made it with a box, and the program doesn't use it any more.
+        unsafe {
+            libc::close(this.fd());
+            drop(Box::from_raw(channel.cast::<CompletionChannel>()));
+        }
+        0
+    }
+
+    /// Destroys a completion queue, after its events are acknowledged.
+    fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
+        errno_result(CompletionQueue::destroy(cq))
     }
 }
 

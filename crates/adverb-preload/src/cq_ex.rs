@@ -6,6 +6,7 @@ use adverb_sys::*;
 use libc::{c_int, c_uint};
 use parking_lot::lock_api::RawMutex as _;
 
+use crate::calls::{explain, invalid};
 use crate::cq::{CompletionQueue, work_completion};
 use crate::entry::{fail, object};
 
@@ -62,10 +63,10 @@ operations! {
         let (flags, mask) = unsafe { ((*init_attr).wc_flags, (*init_attr).comp_mask) };
         let timed = IBV_WC_EX_WITH_COMPLETION_TIMESTAMP | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK;
         if flags & !(IBV_WC_STANDARD_FLAGS | timed) != 0 {
-            return fail(libc::EOPNOTSUPP);
+            return fail(explain(libc::EOPNOTSUPP, format_args!("wc_flags is {flags:#x}")));
         }
         if mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0 {
-            return fail(libc::EINVAL);
+            return fail(invalid(format_args!("comp_mask is {mask:#x}")));
         }
         if mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 {
             // SAFETY: the mask says that the field exists.
@@ -101,7 +102,7 @@ operations! {
     }
 
     /// Starts a poll.
-    fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
+    fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int, Infallible {
         // SAFETY: the attributes are valid for reads.
         if unsafe { (*attr).comp_mask } != 0 {
             return libc::EINVAL;
@@ -120,7 +121,7 @@ operations! {
     }
 
     /// Moves to the next completion.
-    fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
+    fn next_poll(cq: *mut ibv_cq_ex) -> c_int, Infallible {
         // SAFETY: the queue is alive, and the calling thread started a poll.
         if unsafe { CompletionQueue::of(cq.cast()).advance() } { 0 } else { libc::ENOENT }
     }

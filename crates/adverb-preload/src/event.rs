@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
 use std::ptr::NonNull;
 
@@ -11,9 +12,9 @@ use adverb_sys::*;
 use libc::{c_int, c_uint};
 
 use crate::acks::Acks;
-use crate::context::Context;
+use crate::context::{Context, Member};
 use crate::cq::CompletionQueue;
-use crate::entry::fail;
+use crate::entry::{Pointee, Purpose, fail};
 use crate::nic::{Objects, OpenNic};
 use crate::qp::QueuePair;
 use crate::srq::SharedReceiveQueue;
@@ -25,10 +26,11 @@ pub(crate) type Events = VecDeque<ibv_async_event>;
 /// Starts the thread that distributes the NIC's events to the contexts.
 pub(crate) fn start(nic: &'static OpenNic) -> io::Result<()> {
     let distribute = move || {
-        crate::entry::call(|| -> () {
-            let fd = nic.nic.event_fd().as_raw_fd();
+        _ = crate::entry::catch(|| -> () {
+            let fds = [nic.nic.event_fd().as_raw_fd(), nic.exit.request.as_raw_fd()];
             loop {
-                wait_readable(fd);
+                wait_readable(fds);
+                nic.exit.serve(nic);
                 while let Some(event) = nic.nic.next_event() {
                     distribute(nic, event);
                 }
@@ -38,10 +40,10 @@ pub(crate) fn start(nic: &'static OpenNic) -> io::Result<()> {
     std::thread::Builder::new().name("adverb-events".to_owned()).spawn(distribute).map(drop)
 }
 
-fn wait_readable(fd: RawFd) {
-    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: the pointer is to one descriptor. After an error the caller looks for events, and waits again.
-    unsafe { libc::poll(&raw mut poll, 1, -1) };
+fn wait_readable(fds: [RawFd; 2]) {
+    let mut polls = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
+    // SAFETY: the pointer is to two descriptors. After an error the caller looks for events, and waits again.
+    unsafe { libc::poll(polls.as_mut_ptr(), 2, -1) };
 }
 
 /// Delivers an event to the context of its object.
@@ -53,18 +55,18 @@ fn distribute(nic: &OpenNic, event: NicEvent) {
     let qp_event = |kind, qpn: adverb_wire::Qpn| {
         // SAFETY: a listed object is alive, and stays listed while the lock is held.
         let qp = unsafe { objects.qps.get(&qpn.get())?.0.as_ref() };
-        Some((qp.context(), ibv_async_event_element { qp: qp.as_ptr() }, kind))
+        Some((qp.member.context(), ibv_async_event_element { qp: qp.as_ptr() }, kind))
     };
     let found = match event {
         QueueEvent::CqOverflow(cq) => objects.cqs.get(&cq).map(|listed| {
             // SAFETY: as above.
             let cq = unsafe { listed.0.as_ref() };
-            (cq.context(), ibv_async_event_element { cq: cq.as_ptr() }, IBV_EVENT_CQ_ERR)
+            (cq.member.context(), ibv_async_event_element { cq: cq.as_ptr() }, IBV_EVENT_CQ_ERR)
         }),
         QueueEvent::SrqLimit(srq) => objects.srqs.get(&srq).map(|listed| {
             // SAFETY: as above.
             let srq = unsafe { listed.0.as_ref() };
-            (srq.context(), ibv_async_event_element { srq: srq.as_ptr() }, IBV_EVENT_SRQ_LIMIT_REACHED)
+            (srq.member.context(), ibv_async_event_element { srq: srq.as_ptr() }, IBV_EVENT_SRQ_LIMIT_REACHED)
         }),
         QueueEvent::Established(qpn) => qp_event(IBV_EVENT_COMM_EST, qpn),
         QueueEvent::LastReceiveReached(qpn) => qp_event(IBV_EVENT_QP_LAST_WQE_REACHED, qpn),
@@ -133,6 +135,26 @@ pub(crate) fn is_of_srq(event_type: c_uint) -> bool {
     matches!(event_type, IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED)
 }
 
+/// Returns the part of an event's object that belongs to its context, or `None` if the event is about the device or a port.
+///
+/// # Safety
+///
+/// The object is alive.
+unsafe fn owner_of<'a>(event: &ibv_async_event) -> Option<&'a Member> {
+    // SAFETY: the type of an event determines the valid member, and the object is alive, as the caller says.
+    unsafe {
+        if event.event_type == IBV_EVENT_CQ_ERR {
+            Some(&CompletionQueue::of(event.element.cq).member)
+        } else if is_of_qp(event.event_type) {
+            Some(&QueuePair::of(event.element.qp).member)
+        } else if is_of_srq(event.event_type) {
+            Some(&SharedReceiveQueue::of(event.element.srq).member)
+        } else {
+            None
+        }
+    }
+}
+
 /// Returns the acknowledgements of the object of an event, and the object's counter for C programs. Returns `None` if the
 /// event is about the device or a port.
 ///
@@ -157,9 +179,25 @@ unsafe fn acks_of<'a>(event: &ibv_async_event) -> Option<(&'a Acks, *mut u32)> {
     }
 }
 
+impl Pointee for ibv_async_event {
+    /// # Safety
+    ///
+    /// The object is alive.
+    unsafe fn check(this: *mut ibv_async_event, _purpose: Purpose) -> Result<(), c_int> {
+        // SAFETY: the caller acknowledges an event, whose object is alive. Its memory remains after its context is closed.
+        match unsafe { owner_of(&*this) } {
+            Some(member) => member.check(Purpose::Destroy),
+            None => Ok(()),
+        }
+    }
+}
+
 entry! {
     /// Waits for an asynchronous event, unless the descriptor doesn't block.
-    fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
+    fn ibv_get_async_event(
+        context: *mut ibv_context,
+        event: *mut MaybeUninit<ibv_async_event>,
+    ) -> c_int, MinusOne {
         // SAFETY: the context is open, and the event is valid for writes.
         let (context, event) = unsafe { (Context::of(context), NonNull::new_unchecked(event)) };
         loop {
@@ -179,7 +217,7 @@ entry! {
                     if let Some((acks, _)) = acks_of(&next) {
                         acks.report();
                     }
-                    event.write(next);
+                    event.write(MaybeUninit::new(next));
                 }
                 return 0;
             }

@@ -6,20 +6,23 @@
 //!
 //! - `libibverbs.so.1`, all verbs, over [`adverb_soft::Nic`], and the functions of librdmacm;
 //! - `librdmacm.so.1`, which makes programs use the functions in `libibverbs.so.1`;
-//! - `libmlx5.so.1` and `libefa.so.1`, whose functions fail: many programs link them, and rdma-core's own need
-//!   internals of rdma-core's libibverbs.
+//! - `libmlx5.so.1`, `libefa.so.1` and libraries of other providers, whose functions fail: many programs link them, and
+//!   rdma-core's own need internals of rdma-core's libibverbs.
 //!
 //! A program finds them in `LD_LIBRARY_PATH`. Each process has one device, `adverb0`. These environment variables
 //! configure it:
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `ADVERB_DEVICE` | `soft:ADDRESS`, the IP address of the device; without it, 127.0.0.1. All processes of a user share an address. |
+//! | `ADVERB_DEVICE` | `soft:ADDRESS`, the IP address of the device; without it, 127.0.0.1 or, if another program has its port, the user's own loopback address. All processes of a user share an address. |
+//! | `ADVERB_EXCLUSIVE` | `1`: each process has a device of its own |
 //! | `ADVERB_LOSS`, `ADVERB_DUPLICATION`, `ADVERB_CORRUPTION`, `ADVERB_REORDER` | the percentage of packets with that fault |
 //! | `ADVERB_DELAY` | the time in milliseconds by which each packet is delayed |
 //! | `ADVERB_SEED` | the seed of the faults |
 //! | `ADVERB_TRACE` | the file of a recording, written at exit: `.html`, `.pcapng`, `.jsonl`, `.perfetto`, or else text |
 //! | `ADVERB_REPORT` | the directory of reports for `adverb run`, written at exit |
+//!
+//! A program that has more privileges than its user, such as a setuid program, ignores them.
 //!
 //! A verb that the software NIC doesn't have fails with EOPNOTSUPP. A panic doesn't unwind into the program: the verb
 //! fails with EIO, and the device delivers the event IBV_EVENT_DEVICE_FATAL.
@@ -33,12 +36,15 @@ mod entry;
 
 mod acks;
 mod ah;
+mod calls;
 mod compat;
 mod context;
 mod cq;
 mod cq_ex;
 mod device;
 mod event;
+mod exit;
+mod fork;
 mod modify;
 mod mr;
 mod mw;
@@ -56,3 +62,6 @@ mod signals;
 mod srq;
 mod strings;
 mod unsupported;
+
+#[cfg(test)]
+mod tests;

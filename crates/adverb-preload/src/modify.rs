@@ -7,6 +7,7 @@ use adverb_wire::cm::Timeout;
 use adverb_wire::{DEFAULT_PKEY, RnrTimer};
 use libc::c_int;
 
+use crate::calls::invalid;
 use crate::entry::{errno_of, errno_result};
 use crate::nic::OpenPath;
 use crate::qp::QueuePair;
@@ -95,26 +96,60 @@ fn required(from: QpState, to: QpState, transport: Transport) -> c_int {
     }
 }
 
+/// Returns the names of the attributes that a transition can require.
+fn names(mask: c_int) -> String {
+    let names = [
+        (IBV_QP_PKEY_INDEX, "IBV_QP_PKEY_INDEX"),
+        (IBV_QP_PORT, "IBV_QP_PORT"),
+        (IBV_QP_QKEY, "IBV_QP_QKEY"),
+        (IBV_QP_ACCESS_FLAGS, "IBV_QP_ACCESS_FLAGS"),
+        (IBV_QP_AV, "IBV_QP_AV"),
+        (IBV_QP_PATH_MTU, "IBV_QP_PATH_MTU"),
+        (IBV_QP_DEST_QPN, "IBV_QP_DEST_QPN"),
+        (IBV_QP_RQ_PSN, "IBV_QP_RQ_PSN"),
+        (IBV_QP_MAX_DEST_RD_ATOMIC, "IBV_QP_MAX_DEST_RD_ATOMIC"),
+        (IBV_QP_MIN_RNR_TIMER, "IBV_QP_MIN_RNR_TIMER"),
+        (IBV_QP_TIMEOUT, "IBV_QP_TIMEOUT"),
+        (IBV_QP_RETRY_CNT, "IBV_QP_RETRY_CNT"),
+        (IBV_QP_RNR_RETRY, "IBV_QP_RNR_RETRY"),
+        (IBV_QP_SQ_PSN, "IBV_QP_SQ_PSN"),
+        (IBV_QP_MAX_QP_RD_ATOMIC, "IBV_QP_MAX_QP_RD_ATOMIC"),
+    ];
+    let set: Vec<&str> = names.iter().filter(|(bit, _)| mask & bit != 0).map(|(_, name)| *name).collect();
+    set.join(" | ")
+}
+
 impl QueuePair {
     fn modify(&self, attr: &ibv_qp_attr, mask: c_int) -> Result<(), c_int> {
         let status = self.nic.nic.query_qp(self.qpn).ok_or(libc::EINVAL)?;
         let from = status.state;
         if mask & IBV_QP_CUR_STATE != 0 && state_of(attr.cur_qp_state) != Some(from) {
-            return Err(libc::EINVAL);
+            return Err(invalid(format_args!(
+                "cur_qp_state is {}, but the state is {from:?}",
+                attr.cur_qp_state
+            )));
         }
         let to = match mask & IBV_QP_STATE {
             0 => from,
-            _ => state_of(attr.qp_state).ok_or(libc::EINVAL)?,
+            _ => state_of(attr.qp_state)
+                .ok_or_else(|| invalid(format_args!("qp_state is {}, which is no state", attr.qp_state)))?,
         };
         let required = required(from, to, self.transport);
         if mask & required != required {
-            return Err(libc::EINVAL);
+            let missing = names(required & !mask);
+            return Err(invalid(format_args!(
+                "attr_mask lacks {missing} for the transition from {from:?} to {to:?}"
+            )));
         }
         if mask & IBV_QP_PORT != 0 && attr.port_num != 1
             || mask & IBV_QP_PKEY_INDEX != 0 && attr.pkey_index != 0
             || mask & (IBV_QP_ALT_PATH | IBV_QP_RATE_LIMIT) != 0
         {
-            return Err(libc::EINVAL);
+            return Err(invalid(format_args!(
+                "attr_mask is {mask:#x} with port_num {} and pkey_index {}: the device has port 1, one P_Key, and neither \
+                 alternate paths nor rate limits",
+                attr.port_num, attr.pkey_index
+            )));
         }
         let mut attributes = self.attributes.lock();
         let mut path = None;
@@ -144,7 +179,7 @@ impl QueuePair {
                 let access = Access::from_bits_truncate(attr.qp_access_flags);
                 (mask & IBV_QP_ACCESS_FLAGS != 0).then_some(Transition::ModifyAccess(access))
             }
-            _ => return Err(libc::EINVAL),
+            _ => return Err(invalid(format_args!("there is no transition from {from:?} to {to:?}"))),
         };
         if let Some(transition) = transition {
             let modified = self.nic.nic.modify_qp(self.qpn, &transition);
@@ -176,13 +211,18 @@ impl QueuePair {
     ) -> Result<Transition, c_int> {
         let remote_qpn = Qpn::truncate(attr.dest_qp_num);
         let port = Path::source_port_between(self.qpn, remote_qpn);
-        let mtu = u8::try_from(attr.path_mtu).ok().and_then(PathMtu::from_code).ok_or(libc::EINVAL)?;
+        let mtu = u8::try_from(attr.path_mtu).ok().and_then(PathMtu::from_code);
+        let mtu =
+            mtu.ok_or_else(|| invalid(format_args!("path_mtu is {}, which is no MTU", attr.path_mtu)))?;
         let psn = Psn::wrapping(attr.rq_psn);
         let timer = RnrTimer::new(attr.min_rnr_timer);
         if self.transport == Transport::Rc && timer.is_none() {
-            return Err(libc::EINVAL);
+            return Err(invalid(format_args!(
+                "min_rnr_timer is {}, but the maximum is 31",
+                attr.min_rnr_timer
+            )));
         }
-        let path = self.nic.path(&attr.ah_attr, port).ok_or(libc::EINVAL)?;
+        let path = self.nic.path(&attr.ah_attr, port)?;
         let path = opened.insert(path).path;
         let mut ready = ReadyToReceive::unreliable(remote_qpn, path, mtu, psn);
         if self.transport == Transport::Rc {
@@ -197,7 +237,8 @@ impl QueuePair {
         let psn = Psn::wrapping(attr.sq_psn);
         let mut ready = ReadyToSend::unreliable(psn);
         if self.transport == Transport::Rc {
-            ready.timeout = Timeout::new(attr.timeout).ok_or(libc::EINVAL)?;
+            ready.timeout = Timeout::new(attr.timeout)
+                .ok_or_else(|| invalid(format_args!("timeout is {}, but the maximum is 31", attr.timeout)))?;
             ready.retry_count = attr.retry_cnt;
             ready.rnr_retry = attr.rnr_retry;
             ready.max_rd_atomic = attr.max_rd_atomic;

@@ -42,7 +42,8 @@ impl Buffer {
         // they open files.
         let root = unsafe {
             let root = libc::getenv(c"ADVERB_SYSFS".as_ptr());
-            (!root.is_null()).then(|| CStr::from_ptr(root).to_bytes())
+            (!root.is_null() && libc::getauxval(libc::AT_SECURE) == 0)
+                .then(|| CStr::from_ptr(root).to_bytes())
         };
         match self.target(bytes, root) {
             true => self.0.as_ptr().cast(),

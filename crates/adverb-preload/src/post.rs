@@ -130,19 +130,6 @@ pub(crate) unsafe fn post_result<W: Linked>(
     errno
 }
 
-/// Copies the data of an inline request.
-///
-/// # Safety
-///
-/// The segments and the memory that they name are valid for reads.
-unsafe fn copy_inline(wr: &ibv_send_wr, bytes: &mut Vec<u8>) {
-    // SAFETY: as the caller says.
-    for segment in unsafe { segments(wr.sg_list, wr.num_sge) } {
-        // SAFETY: as the caller says.
-        unsafe { copy_from(segment.addr as usize, segment.length as usize, bytes) };
-    }
-}
-
 /// Appends bytes of the program's memory, which other threads may write at the same time.
 ///
 /// # Safety
@@ -234,87 +221,68 @@ impl QueuePair {
     ///
     /// The list ends with NULL, its segments and objects are alive, and `bad` is valid for writes.
     unsafe fn post_sends(&self, first: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
-        let is_inline = |wr: &ibv_send_wr| wr.send_flags & IBV_SEND_INLINE != 0;
+        let (mut posted_count, mut is_unsupported) = (0, false);
         // SAFETY: as the caller says.
-        let requests = unsafe { list(first) };
-        // All requests are checked before one is posted, because a request of the list can't be skipped.
-        let unsupported = requests.clone().position(|wr| {
-            // SAFETY: as the caller says; datagrams have the member `ud`.
-            unsafe { operation(wr).is_none() || self.transport == Transport::Ud && wr.wr.ud.ah.is_null() }
-        });
-        let supported = unsupported.unwrap_or(usize::MAX);
-        let converted = requests.clone().take(supported).map(|wr| {
-            // The NIC converts the requests under its lock.
-            self.nic.counts.post();
+        let requests = unsafe { list(first) }.map_while(|wr| {
             // SAFETY: as the caller says; the NIC posts each request before it takes the next one.
-            unsafe { self.request(wr) }
-        });
-        let posted = if requests.clone().any(is_inline) {
-            let mut bytes = self.inline.lock();
-            bytes.clear();
-            for wr in requests.filter(|wr| is_inline(wr)) {
-                // SAFETY: as the caller says.
-                unsafe { copy_inline(wr, &mut bytes) };
+            let request = unsafe { self.request(wr) };
+            if request.is_some() {
+                // The NIC converts the requests under its lock.
+                self.nic.counts.post();
+                posted_count += 1;
             }
-            let mut rest = bytes.as_slice();
-            let with_data = converted.map(|request| {
-                let inline = request.flags.contains(SendFlags::INLINE).then(|| {
-                    let length: usize = request.segments.iter().map(|segment| segment.length as usize).sum();
-                    let (data, behind) = rest.split_at(length.min(rest.len()));
-                    rest = behind;
-                    data
-                });
-                (request, inline)
-            });
-            self.nic.nic.post_sends(self.qpn, with_data)
-        } else {
-            self.nic.nic.post_sends(self.qpn, converted.map(|request| (request, None)))
-        };
+            is_unsupported = request.is_none();
+            request
+        });
+        // SAFETY: as the caller says; the segments of inline requests are memory of the program.
+        let mut posted = unsafe { self.nic.nic.post_sends_and_copy(self.qpn, requests) };
+        if is_unsupported && posted.is_ok() {
+            let error = adverb_soft::Error::Post(adverb_proto::PostError::Unsupported);
+            posted = Err(BatchPostError { posted_count, error });
+        }
         if posted.is_err() {
             self.nic.counts.reject();
         }
-        let posted = posted.and(match unsupported {
-            None => Ok(()),
-            Some(posted_count) => {
-                let error = adverb_soft::Error::Post(adverb_proto::PostError::Unsupported);
-                Err(BatchPostError { posted_count, error })
-            }
-        });
         // SAFETY: as the caller says.
         unsafe { post_result(posted, first, bad) }
     }
 
-    /// Converts a request.
+    /// Converts a request, or returns `None` if the software NIC doesn't have its operation.
     ///
     /// # Safety
     ///
     /// Its segments are valid for reads, and its address handle is alive. The result is used before the next request is
     /// converted: see [`segments`].
     #[inline]
-    unsafe fn request<'a>(&self, wr: &'a ibv_send_wr) -> SendRequest<'a, &'a AddressHandle> {
+    unsafe fn request<'a>(&self, wr: &'a ibv_send_wr) -> Option<SendRequest<'a, &'a AddressHandle>> {
         // SAFETY: as the caller says.
-        let (segments, operation) = unsafe { (segments(wr.sg_list, wr.num_sge), operation(wr)) };
-        let destination = (self.transport == Transport::Ud).then(|| {
-            // SAFETY: datagrams have this member, and its address handle is alive.
-            let (handle, ud) = unsafe { (AddressHandle::of(wr.wr.ud.ah), wr.wr.ud) };
-            Destination { handle, qpn: Qpn::truncate(ud.remote_qpn), qkey: ud.remote_qkey }
-        });
+        let (segments, operation) = unsafe { (segments(wr.sg_list, wr.num_sge), operation(wr)?) };
+        let destination = if self.transport == Transport::Ud {
+            // SAFETY: datagrams have this member.
+            let ud = unsafe { wr.wr.ud };
+            if ud.ah.is_null() {
+                return None;
+            }
+            // SAFETY: the address handle is alive.
+            let handle = unsafe { AddressHandle::of(ud.ah) };
+            Some(Destination { handle, qpn: Qpn::truncate(ud.remote_qpn), qkey: ud.remote_qkey })
+        } else {
+            None
+        };
         let flags = SendFlags::from_bits_truncate(wr.send_flags);
-        // The caller checked that the operation exists.
-        let operation = operation.unwrap_or(SendOperation::Send);
-        SendRequest { wr_id: wr.wr_id, tag: 0, operation, flags, segments, destination }
+        Some(SendRequest { wr_id: wr.wr_id, tag: 0, operation, flags, segments, destination })
     }
 }
 
-operations! {
+posting! {
     /// Posts send requests.
-    fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
+    fn post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr) {
         // SAFETY: the queue pair is alive, and the list is as the manual page requires.
         unsafe { QueuePair::of(qp).post_sends(wr, bad_wr) }
     }
 
     /// Posts receive requests.
-    fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
+    fn post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr) {
         // SAFETY: the queue pair is alive, and the list is as the manual page requires. The NIC posts each request before it
         // takes the next one.
         unsafe {

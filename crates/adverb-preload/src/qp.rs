@@ -5,25 +5,29 @@ use std::ptr::NonNull;
 
 use adverb_proto::QpConfig;
 use adverb_proto::types::{Gid, Qpn, Transport};
+use adverb_soft::MAX_INLINE;
 use adverb_sys::*;
-use libc::c_int;
+use libc::{c_int, c_uint};
 use parking_lot::{Mutex, RawMutex};
 
 use crate::acks::Acks;
-use crate::context::Context;
+use crate::calls::{explain, invalid};
+use crate::context::{self, Member, Object};
 use crate::cq::CompletionQueue;
-use crate::entry::{errno_of, errno_result, fail, object};
+use crate::entry::{Pointee, Purpose, errno_of, errno_result, fail, object};
 use crate::modify::Attributes;
 use crate::nic::{Listed, OpenNic};
 use crate::pd::ProtectionDomain;
 use crate::qp_ex::{self, Batch};
-use crate::query::{MAX_INLINE, MAX_SGE, MAX_WR};
+use crate::query::{MAX_SGE, MAX_WR};
+use crate::report::Kind;
 use crate::srq::SharedReceiveQueue;
 
 /// A queue pair.
 #[repr(C)]
 pub(crate) struct QueuePair {
     base: UnsafeCell<ibv_qp_ex>,
+    pub(crate) member: Member,
     pub(crate) nic: &'static OpenNic,
     pub(crate) qpn: Qpn,
     pub(crate) transport: Transport,
@@ -33,8 +37,6 @@ pub(crate) struct QueuePair {
     pub(crate) attributes: Mutex<Attributes>,
     /// Whether the program asked for the operations of `ibv_wr_*`.
     is_extended: bool,
-    /// The data of inline requests that are being posted.
-    pub(crate) inline: Mutex<Vec<u8>>,
     /// The requests between `ibv_wr_start` and `ibv_wr_complete`, guarded by `batching`.
     pub(crate) batch: UnsafeCell<Batch>,
     /// Held from `ibv_wr_start` to `ibv_wr_complete` or `ibv_wr_abort`.
@@ -59,11 +61,6 @@ impl QueuePair {
         self.base.get().cast()
     }
 
-    pub(crate) fn context(&self) -> &Context {
-        // SAFETY: the field is never written, and a context outlives its objects.
-        unsafe { Context::of((*self.as_ptr()).context) }
-    }
-
     /// Creates a queue pair, and writes its capacities to the attributes. `send_ops` are the operations of `ibv_wr_*`
     /// that the program wants to use.
     fn create(
@@ -77,31 +74,39 @@ impl QueuePair {
             IBV_QPT_RC => Transport::Rc,
             IBV_QPT_UC => Transport::Uc,
             IBV_QPT_UD => Transport::Ud,
-            _ => return Err(libc::EOPNOTSUPP),
+            other => return Err(explain(libc::EOPNOTSUPP, format_args!("qp_type is {other}"))),
         };
-        if send_ops.is_some_and(|ops| ops & !qp_ex::supported(transport) != 0) {
-            return Err(libc::EOPNOTSUPP);
+        if let Some(ops) = send_ops.filter(|ops| ops & !qp_ex::supported(transport) != 0) {
+            return Err(explain(libc::EOPNOTSUPP, format_args!("send_ops_flags is {ops:#x}")));
         }
         let cap = &mut init.cap;
-        if cap.max_send_wr > MAX_WR
-            || cap.max_recv_wr > MAX_WR
-            || cap.max_send_sge > MAX_SGE
-            || cap.max_recv_sge > MAX_SGE
-            || cap.max_inline_data > MAX_INLINE
-            || init.send_cq.is_null()
-            || init.recv_cq.is_null()
-        {
-            return Err(libc::EINVAL);
+        for (name, value, max) in [
+            ("max_send_wr", cap.max_send_wr, MAX_WR),
+            ("max_recv_wr", cap.max_recv_wr, MAX_WR),
+            ("max_send_sge", cap.max_send_sge, MAX_SGE),
+            ("max_recv_sge", cap.max_recv_sge, MAX_SGE),
+            ("max_inline_data", cap.max_inline_data, MAX_INLINE),
+        ] {
+            if value > max {
+                return Err(invalid(format_args!("{name} is {value}, but the maximum is {max}")));
+            }
+        }
+        if init.send_cq.is_null() || init.recv_cq.is_null() {
+            return Err(invalid("send_cq or recv_cq is NULL"));
         }
         // SAFETY: the queues are alive.
         let (send_cq, recv_cq) =
             unsafe { (CompletionQueue::of(init.send_cq), CompletionQueue::of(init.recv_cq)) };
+        domain.member.check_context(&send_cq.member)?;
+        domain.member.check_context(&recv_cq.member)?;
         let mut config = QpConfig::new(transport, domain.pd, send_cq.cq, recv_cq.cq);
         if init.srq.is_null() {
             config.max_recv_wr = cap.max_recv_wr;
         } else {
             // SAFETY: the queue is alive.
-            config.srq = Some(unsafe { SharedReceiveQueue::of(init.srq) }.srq);
+            let srq = unsafe { SharedReceiveQueue::of(init.srq) };
+            domain.member.check_context(&srq.member)?;
+            config.srq = Some(srq.srq);
             (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
         }
         config.max_send_wr = cap.max_send_wr;
@@ -111,13 +116,15 @@ impl QueuePair {
         config.signal_all = init.sq_sig_all != 0;
         let nic = domain.nic;
         let qpn = nic.nic.create_qp(config).map_err(errno_of)?;
+        // SAFETY: the context of a domain that can be used is open.
+        let member = unsafe { Member::new(context) };
         let mut base = ibv_qp_ex::zeroed();
         base.qp_base.context = context;
         base.qp_base.qp_context = init.qp_context;
         base.qp_base.pd = pd;
         (base.qp_base.send_cq, base.qp_base.recv_cq) = (init.send_cq, init.recv_cq);
         base.qp_base.srq = init.srq;
-        base.qp_base.handle = nic.next_handle();
+        base.qp_base.handle = member.handle;
         base.qp_base.qp_num = qpn.get();
         base.qp_base.state = IBV_QPS_RESET;
         base.qp_base.qp_type = init.qp_type;
@@ -126,18 +133,19 @@ impl QueuePair {
         qp_ex::fill(&mut base);
         let this = &*Box::leak(Box::new(QueuePair {
             base: UnsafeCell::new(base),
+            member,
             nic,
             qpn,
             transport,
             init: *init,
             attributes: Mutex::default(),
             is_extended: send_ops.is_some(),
-            inline: Mutex::default(),
             batch: UnsafeCell::default(),
             batching: <RawMutex as parking_lot::lock_api::RawMutex>::INIT,
             acks: Acks::default(),
         }));
         nic.objects.lock().qps.insert(qpn.get(), Listed(NonNull::from(this)));
+        context::add(this);
         Ok(this.as_ptr())
     }
 
@@ -153,23 +161,57 @@ impl QueuePair {
     fn destroy(qp: *mut ibv_qp) -> Result<(), c_int> {
         // SAFETY: the queue pair is alive.
         let this = unsafe { QueuePair::of(qp) };
-        if !this.nic.nic.is_owned_by_this_process() {
-            return Err(libc::EPERM);
-        }
-        this.nic.nic.destroy_qp(this.qpn);
-        this.discard_completions();
-        this.nic.objects.lock().qps.remove(&this.qpn.get());
-        this.context().forget_events(|event| {
-            // SAFETY: such an event has this member.
-            crate::event::is_of_qp(event.event_type) && unsafe { event.element.qp } == qp
-        });
+        context::release(this)?;
         this.acks.wait();
-        if let Some(path) = this.attributes.lock().path.take() {
-            path.close(this.nic);
-        }
         // SAFETY: `create` made it with a box, and the program doesn't use it any more.
         drop(unsafe { Box::from_raw(qp.cast::<QueuePair>()) });
         Ok(())
+    }
+}
+
+impl Object for QueuePair {
+    fn member(&self) -> &Member {
+        &self.member
+    }
+
+    fn kind(&self) -> Option<Kind> {
+        Some(Kind::QueuePair)
+    }
+
+    fn release(&self) -> Result<(), c_int> {
+        self.nic.nic.destroy_qp(self.qpn);
+        self.discard_completions();
+        self.nic.objects.lock().qps.remove(&self.qpn.get());
+        self.member.context().forget_events(|event| {
+            // SAFETY: such an event has this member.
+            crate::event::is_of_qp(event.event_type) && unsafe { event.element.qp } == self.as_ptr()
+        });
+        if let Some(path) = self.attributes.lock().path.take() {
+            path.close(self.nic);
+        }
+        Ok(())
+    }
+}
+
+impl Pointee for ibv_qp {
+    /// # Safety
+    ///
+    /// The object is alive.
+    #[inline]
+    unsafe fn check(this: *mut ibv_qp, purpose: Purpose) -> Result<(), c_int> {
+        // SAFETY: as the caller says.
+        unsafe { QueuePair::of(this) }.member.check(purpose)
+    }
+}
+
+impl Pointee for ibv_qp_ex {
+    /// # Safety
+    ///
+    /// The object is alive.
+    #[inline]
+    unsafe fn check(this: *mut ibv_qp_ex, purpose: Purpose) -> Result<(), c_int> {
+        // SAFETY: as the caller says.
+        unsafe { QueuePair::of(this.cast()) }.member.check(purpose)
     }
 }
 
@@ -180,13 +222,8 @@ entry! {
         object(QueuePair::create(pd, unsafe { &mut *qp_init_attr }, None))
     }
 
-    /// Destroys a queue pair, after its events are acknowledged.
-    fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
-        errno_result(QueuePair::destroy(qp))
-    }
-
     /// Returns the queue pair for `ibv_wr_*`, or NULL if it was created without these operations.
-    fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
+    fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex, Infallible {
         // SAFETY: the queue pair is alive.
         if unsafe { QueuePair::of(qp) }.is_extended { qp.cast() } else { std::ptr::null_mut() }
     }
@@ -218,8 +255,15 @@ entry! {
     }
 
     /// Returns whether data is written in order: the software NIC promises nothing.
-    fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _op: ibv_wr_opcode, _flags: u32) -> c_int {
+    fn ibv_query_qp_data_in_order(_qp: *mut ibv_qp, _op: ibv_wr_opcode, _flags: u32) -> c_uint {
         0
+    }
+}
+
+destructors! {
+    /// Destroys a queue pair, after its events are acknowledged.
+    fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+        errno_result(QueuePair::destroy(qp))
     }
 }
 

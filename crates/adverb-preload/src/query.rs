@@ -19,9 +19,6 @@ pub(crate) const MAX_RD_ATOMIC: u8 = 128;
 /// The maximum number of segments of a request.
 pub(crate) const MAX_SGE: u32 = 32;
 
-/// The maximum number of inline bytes of a request.
-pub(crate) const MAX_INLINE: u32 = 1024;
-
 fn device_attr(nic: &OpenNic) -> ibv_device_attr {
     let mut attr = ibv_device_attr::zeroed();
     copy(&mut attr.fw_ver, env!("CARGO_PKG_VERSION"));
@@ -220,7 +217,7 @@ entry! {
     }
 
     /// Queries an entry of the GID table.
-    fn ibv_query_gid(context: *mut ibv_context, port_num: u8, index: c_int, gid: *mut ibv_gid) -> c_int {
+    fn ibv_query_gid(context: *mut ibv_context, port_num: u8, index: c_int, gid: *mut ibv_gid) -> c_int, MinusOne {
         // SAFETY: the context is open.
         let nic = unsafe { Context::of(context) }.nic;
         let found = u32::try_from(index).ok().filter(|_| port_num == 1).and_then(|index| gid_entry(nic, index));
@@ -239,7 +236,7 @@ entry! {
         port_num: u8,
         index: c_uint,
         gid_type: *mut c_uint,
-    ) -> c_int {
+    ) -> c_int, MinusOne {
         // SAFETY: the context is open.
         let nic = unsafe { Context::of(context) }.nic;
         if port_num != 1 || gid_entry(nic, index).is_none() {
@@ -303,7 +300,7 @@ entry! {
     }
 
     /// Queries an entry of the partition key table.
-    fn ibv_query_pkey(context: *mut ibv_context, port_num: u8, index: c_int, pkey: *mut __be16) -> c_int {
+    fn ibv_query_pkey(context: *mut ibv_context, port_num: u8, index: c_int, pkey: *mut __be16) -> c_int, MinusOne {
         _ = context;
         if port_num != 1 || index != 0 {
             crate::entry::set_errno(libc::EINVAL);
@@ -315,7 +312,7 @@ entry! {
     }
 
     /// Returns the index of a partition key.
-    fn ibv_get_pkey_index(_context: *mut ibv_context, port_num: u8, pkey: __be16) -> c_int {
+    fn ibv_get_pkey_index(_context: *mut ibv_context, port_num: u8, pkey: __be16) -> c_int, MinusOne {
         if port_num == 1 && u16::from_be(pkey) == DEFAULT_PKEY {
             return 0;
         }

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write as _};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
@@ -13,7 +14,9 @@ use adverb_proto::types::{CompletedOperation, Completion, Status};
 use adverb_soft::Nic;
 use adverb_trace::Trace;
 
-use crate::nic::OpenNic;
+use crate::context::Context;
+use crate::exit::Work;
+use crate::nic::{Listed, OpenNic};
 use crate::settings::Settings;
 
 /// The numbers of the program's requests and protection domains.
@@ -26,6 +29,19 @@ pub(crate) struct RequestCounts {
     /// The numbers of failed completions, by status.
     failed: [AtomicU64; STATUSES],
     domains: AtomicU64,
+    /// The numbers of objects, by kind, whose context the program closed before it destroyed them.
+    closed: [AtomicU64; 6],
+}
+
+/// The kinds of objects whose leaks are reported.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    Domain,
+    Region,
+    Window,
+    CompletionQueue,
+    SharedReceiveQueue,
+    QueuePair,
 }
 
 impl RequestCounts {
@@ -66,6 +82,20 @@ impl RequestCounts {
     pub(crate) fn destroy_domain(&self) {
         self.domains.fetch_sub(1, Ordering::Relaxed);
     }
+
+    /// Counts an object that closing its context destroyed, which the program should have destroyed.
+    pub(crate) fn close(&self, kind: Option<Kind>) {
+        if let Some(kind) = kind {
+            self.closed[kind as usize].fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts an object that the program destroyed after it closed the context.
+    pub(crate) fn destroy_closed(&self, kind: Option<Kind>) {
+        if let Some(kind) = kind {
+            self.closed[kind as usize].fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Increments a counter that only the holder of a lock changes, without a locked instruction.
@@ -93,30 +123,35 @@ impl Output {
         let report =
             settings.report.as_deref().map(|directory| directory.join(std::process::id().to_string()));
         if let Some(report) = &report {
-            File::create(report)?;
+            private().create(true).truncate(true).open(report)?;
         }
         Ok(Output { trace: settings.trace.clone(), report, initial: nic.resource_counts() })
     }
 }
 
-entry! {
-    /// Writes the files. The dynamic linker calls this function when the process exits, after the destructors of the
-    /// libraries that use this one.
-    fn adverb_at_exit() {
-        let Some(nic) = OpenNic::if_open() else { return };
-        if !nic.nic.is_owned_by_this_process() {
-            return;
+/// Writes the files. The dynamic linker calls this function when the process exits, after the destructors of the libraries
+/// that use this one. It isn't an entry point: an entry point allocates when a thread first calls it.
+// SAFETY: no other library has a function of this name.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn adverb_at_exit() {
+    _ = crate::entry::catch(|| {
+        if let Some(nic) = OpenNic::if_open() {
+            nic.exit.request(nic, Work::Report);
         }
-        if let Some(path) = &nic.output.report
-            && let Err(error) = fs::write(path, report(nic))
-        {
-            eprintln!("adverb: writing {} failed: {error}", path.display());
-        }
-        if let Some(path) = &nic.output.trace
-            && let Err(error) = write_trace(nic, path)
-        {
-            eprintln!("adverb: writing the recording {} failed: {error}", path.display());
-        }
+    });
+}
+
+/// Writes the files.
+pub(crate) fn write(nic: &OpenNic) {
+    if let Some(path) = &nic.output.report
+        && let Err(error) = fs::write(path, report(nic))
+    {
+        eprintln!("adverb: writing {} failed: {error}", path.display());
+    }
+    if let Some(path) = &nic.output.trace
+        && let Err(error) = write_trace(nic, path)
+    {
+        eprintln!("adverb: writing the recording {} failed: {error}", path.display());
     }
 }
 
@@ -134,19 +169,27 @@ fn report(nic: &OpenNic) -> String {
     for (code, failed) in (0u32..).zip(&counts.failed).filter(|(_, failed)| load(failed) > 0) {
         line("error", &Status::from_code(code).to_string(), load(failed));
     }
+    for (call, count) in crate::calls::failed() {
+        line("call", &call, count);
+    }
     let (resources, initial) = (nic.nic.resource_counts(), &nic.output.initial);
     let (contexts, cqs) = {
         let objects = nic.objects.lock();
-        (objects.contexts.len(), objects.cqs.len())
+        // SAFETY: a listed context is open, and stays listed while the lock is held.
+        let is_of_program = |listed: &&Listed<Context>| !unsafe { listed.0.as_ref() }.is_shared;
+        (objects.contexts.iter().filter(is_of_program).count(), objects.cqs.len())
     };
+    let regions = resources.regions.saturating_sub(initial.regions);
+    let queue_pairs = resources.queue_pairs.saturating_sub(initial.queue_pairs);
+    let closed = |kind: Kind| load(&counts.closed[kind as usize]);
     for (name, count) in [
         ("contexts", contexts as u64),
-        ("protection domains", load(&counts.domains)),
-        ("memory regions", resources.regions.saturating_sub(initial.regions) as u64),
-        ("memory windows", resources.windows as u64),
-        ("completion queues", cqs as u64),
-        ("shared receive queues", resources.shared_receive_queues as u64),
-        ("queue pairs", resources.queue_pairs.saturating_sub(initial.queue_pairs) as u64),
+        ("protection domains", load(&counts.domains) + closed(Kind::Domain)),
+        ("memory regions", regions as u64 + closed(Kind::Region)),
+        ("memory windows", resources.windows as u64 + closed(Kind::Window)),
+        ("completion queues", cqs as u64 + closed(Kind::CompletionQueue)),
+        ("shared receive queues", resources.shared_receive_queues as u64 + closed(Kind::SharedReceiveQueue)),
+        ("queue pairs", queue_pairs as u64 + closed(Kind::QueuePair)),
     ] {
         if count > 0 {
             line("leak", name, count);
@@ -177,7 +220,7 @@ fn write_trace(nic: &OpenNic, path: &Path) -> io::Result<()> {
 
 /// Creates the file of a recording. If another process has created it, the name gets the number of this process.
 fn create(path: &Path) -> io::Result<File> {
-    match File::create_new(path) {
+    match private().create_new(true).open(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         created => return created,
     }
@@ -190,7 +233,14 @@ fn create(path: &Path) -> io::Result<File> {
         name.push(".");
         name.push(extension);
     }
-    File::create(path.with_file_name(name))
+    private().create(true).truncate(true).open(path.with_file_name(name))
+}
+
+/// Returns the options to create a file that other users can't read: remote keys and payloads are secrets.
+fn private() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.write(true).mode(0o600);
+    options
 }
 
 /// Returns the origin of a clock that began at `start`. The processes of a host have one monotonic clock.
@@ -205,6 +255,8 @@ const STATUSES: usize = 32;
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use adverb_proto::types::{Failure, Qpn, Success};
 
     use super::*;
@@ -216,10 +268,13 @@ mod tests {
         let path = directory.join("a.html");
         create(&path).unwrap().write_all(b"first").unwrap();
         create(&path).unwrap().write_all(b"second").unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         let second = directory.join(format!("a-{}.html", std::process::id()));
+        let modes = [&path, &second].map(|path| mode(path));
         let texts = [&path, &second].map(|path| fs::read_to_string(path).unwrap());
         fs::remove_dir_all(&directory).unwrap();
         assert_eq!(texts, ["first", "second"]);
+        assert_eq!(modes, [0o600; 2], "other users can't read remote keys");
     }
 
     #[test]

@@ -1,16 +1,21 @@
 //! The configuration of the device, from environment variables.
 
+use std::fs::OpenOptions;
+use std::io;
 use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use adverb_soft::link::FaultConfig;
+use adverb_soft::link::{FaultConfig, UdpConfig};
 
 /// The configuration of a process's device.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Settings {
-    /// The address, or `None` for 127.0.0.1 or, if that isn't free, any address of 127.0.0.0/8.
+    /// The address, or `None` for 127.0.0.1 or, if that isn't free, the user's own address of 127.0.0.0/8.
     pub(crate) address: Option<IpAddr>,
+    /// Whether each process has a device of its own.
+    pub(crate) is_exclusive: bool,
     /// The faults that the link injects, if any.
     pub(crate) faults: Option<FaultConfig>,
     /// The file of a recording.
@@ -26,7 +31,19 @@ impl Settings {
     ///
     /// Returns a message if a variable has an invalid value.
     pub(crate) fn from_environment() -> Result<Settings, String> {
-        Settings::parse(|name| std::env::var(name).ok())
+        // A program with more privileges than its user doesn't write files that the user names.
+        // SAFETY: the function has no preconditions.
+        let is_privileged = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
+        let settings = Settings::parse(|name| std::env::var(name).ok().filter(|_| !is_privileged))?;
+        Ok(Settings { is_exclusive: !is_privileged && UdpConfig::is_exclusive_requested(), ..settings })
+    }
+
+    /// Whether this process is the first of an `adverb run` that calls this function, so that a message is written once.
+    pub(crate) fn is_first_to_report(&self, subject: &str) -> bool {
+        let Some(directory) = &self.report else { return true };
+        let mut options = OpenOptions::new();
+        let created = options.write(true).create_new(true).mode(0o600).open(directory.join(subject));
+        !matches!(created, Err(error) if error.kind() == io::ErrorKind::AlreadyExists)
     }
 
     /// Reads variables.
@@ -80,6 +97,7 @@ impl Settings {
         let path = |name| variable(name).filter(|path| !path.is_empty()).map(PathBuf::from);
         Ok(Settings {
             address,
+            is_exclusive: false,
             faults: is_faulty.then_some(faults),
             trace: path("ADVERB_TRACE"),
             report: path("ADVERB_REPORT"),
@@ -92,6 +110,11 @@ const MAX_DELAY: f64 = 10.0;
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
+
     use super::*;
 
     fn parse(variables: &[(&str, &str)]) -> Result<Settings, String> {
@@ -133,5 +156,43 @@ mod tests {
             assert!(error.contains(name) && error.contains(value), "{error}");
         }
         assert!(parse(&[("ADVERB_LOSS", "60"), ("ADVERB_REORDER", "60")]).is_err());
+    }
+
+    #[test]
+    fn a_program_with_more_privileges_than_its_user_ignores_the_variables() {
+        // SAFETY: the function has no preconditions.
+        if unsafe { libc::geteuid() } != 0 {
+            println!("skipped: only root can make a program that runs as root");
+            return;
+        }
+        let directory = std::env::temp_dir().join(format!("adverb-setuid-{}", std::process::id()));
+        let program = directory.join("program");
+        fs::create_dir(&directory).unwrap();
+        fs::set_permissions(&directory, Permissions::from_mode(0o755)).unwrap();
+        fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        let outputs = [0o755, 0o4755].map(|mode| {
+            fs::set_permissions(&program, Permissions::from_mode(mode)).unwrap();
+            let mut command = Command::new(&program);
+            command.args(["--exact", "settings::tests::prints_its_settings", "--ignored", "--nocapture"]);
+            command.env("ADVERB_REPORT", "/reports").env("ADVERB_EXCLUSIVE", "1").current_dir("/");
+            String::from_utf8(command.uid(65_534).gid(65_534).output().unwrap().stdout).unwrap()
+        });
+        fs::remove_dir_all(&directory).unwrap();
+        let settings =
+            Settings { is_exclusive: true, report: Some("/reports".into()), ..Settings::default() };
+        assert!(outputs[0].contains(&format!("user 65534: {settings:?}\n")), "{}", outputs[0]);
+        if outputs[1].contains("user 65534") {
+            println!("skipped: programs in the directory for temporary files get no privileges");
+            return;
+        }
+        assert!(outputs[1].contains(&format!("user 0: {:?}\n", Settings::default())), "{}", outputs[1]);
+    }
+
+    #[test]
+    #[ignore = "run by a_program_with_more_privileges_than_its_user_ignores_the_variables"]
+    fn prints_its_settings() {
+        // SAFETY: the function has no preconditions.
+        let user = unsafe { libc::geteuid() };
+        println!("\nuser {user}: {:?}", Settings::from_environment().unwrap());
     }
 }

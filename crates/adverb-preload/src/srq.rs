@@ -8,17 +8,20 @@ use adverb_sys::*;
 use libc::c_int;
 
 use crate::acks::Acks;
-use crate::context::Context;
-use crate::entry::{errno_of, errno_result, fail, object};
+use crate::calls::invalid;
+use crate::context::{self, Member, Object};
+use crate::entry::{Pointee, Purpose, errno_of, errno_result, fail, object};
 use crate::nic::{Listed, OpenNic};
 use crate::pd::ProtectionDomain;
 use crate::post;
 use crate::query::{MAX_SGE, MAX_WR};
+use crate::report::Kind;
 
 /// A shared receive queue.
 #[repr(C)]
 pub(crate) struct SharedReceiveQueue {
     base: UnsafeCell<ibv_srq>,
+    pub(crate) member: Member,
     pub(crate) nic: &'static OpenNic,
     pub(crate) srq: Srq,
     max_wr: u32,
@@ -43,30 +46,31 @@ impl SharedReceiveQueue {
         self.base.get()
     }
 
-    pub(crate) fn context(&self) -> &Context {
-        // SAFETY: the field is never written, and a context outlives its objects.
-        unsafe { Context::of((*self.base.get()).context) }
-    }
-
     fn create(pd: *mut ibv_pd, init: &mut ibv_srq_init_attr) -> Result<*mut ibv_srq, c_int> {
         // SAFETY: the domain is alive.
         let (domain, context) = unsafe { (ProtectionDomain::of(pd), (*pd).context) };
         let attr = &mut init.attr;
         if attr.max_wr == 0 || attr.max_wr > MAX_WR || attr.max_sge > MAX_SGE {
-            return Err(libc::EINVAL);
+            return Err(invalid(format_args!(
+                "max_wr is {} and max_sge {}, but the maximum is {MAX_WR} and {MAX_SGE}",
+                attr.max_wr, attr.max_sge
+            )));
         }
         attr.max_sge = attr.max_sge.max(1);
         let nic = domain.nic;
         let mut config = SrqConfig::new(domain.pd);
         (config.max_wr, config.max_sge) = (attr.max_wr, attr.max_sge);
         let srq = nic.nic.create_srq(config).map_err(errno_of)?;
+        // SAFETY: the context of a domain that can be used is open.
+        let member = unsafe { Member::new(context) };
         let mut base = ibv_srq::zeroed();
         (base.context, base.srq_context, base.pd) = (context, init.srq_context, pd);
-        base.handle = nic.next_handle();
+        base.handle = member.handle;
         base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
         base.cond = libc::PTHREAD_COND_INITIALIZER;
         let this = &*Box::leak(Box::new(SharedReceiveQueue {
             base: UnsafeCell::new(base),
+            member,
             nic,
             srq,
             max_wr: attr.max_wr,
@@ -74,25 +78,49 @@ impl SharedReceiveQueue {
             acks: Acks::default(),
         }));
         nic.objects.lock().srqs.insert(srq, Listed(NonNull::from(this)));
+        context::add(this);
         Ok(this.as_ptr())
     }
 
     fn destroy(srq: *mut ibv_srq) -> Result<(), c_int> {
         // SAFETY: the queue is alive.
         let this = unsafe { SharedReceiveQueue::of(srq) };
-        if !this.nic.nic.is_owned_by_this_process() {
-            return Err(libc::EPERM);
-        }
-        this.nic.nic.destroy_srq(this.srq).map_err(errno_of)?;
-        this.nic.objects.lock().srqs.remove(&this.srq);
-        this.context().forget_events(|event| {
-            // SAFETY: such an event has this member.
-            crate::event::is_of_srq(event.event_type) && unsafe { event.element.srq } == srq
-        });
+        context::release(this)?;
         this.acks.wait();
         // SAFETY: `create` made it with a box, and the program doesn't use it any more.
         drop(unsafe { Box::from_raw(srq.cast::<SharedReceiveQueue>()) });
         Ok(())
+    }
+}
+
+impl Object for SharedReceiveQueue {
+    fn member(&self) -> &Member {
+        &self.member
+    }
+
+    fn kind(&self) -> Option<Kind> {
+        Some(Kind::SharedReceiveQueue)
+    }
+
+    fn release(&self) -> Result<(), c_int> {
+        self.nic.nic.destroy_srq(self.srq).map_err(errno_of)?;
+        self.nic.objects.lock().srqs.remove(&self.srq);
+        self.member.context().forget_events(|event| {
+            // SAFETY: such an event has this member.
+            crate::event::is_of_srq(event.event_type) && unsafe { event.element.srq } == self.as_ptr()
+        });
+        Ok(())
+    }
+}
+
+impl Pointee for ibv_srq {
+    /// # Safety
+    ///
+    /// The object is alive.
+    #[inline]
+    unsafe fn check(this: *mut ibv_srq, purpose: Purpose) -> Result<(), c_int> {
+        // SAFETY: as the caller says.
+        unsafe { SharedReceiveQueue::of(this) }.member.check(purpose)
     }
 }
 
@@ -126,7 +154,9 @@ entry! {
         unsafe { srq_attr.write(attr) };
         0
     }
+}
 
+destructors! {
     /// Destroys a shared receive queue, after its events are acknowledged.
     fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
         errno_result(SharedReceiveQueue::destroy(srq))
@@ -155,13 +185,11 @@ operations! {
     fn get_srq_num(_srq: *mut ibv_srq, _srq_num: *mut u32) -> c_int {
         fail(libc::EOPNOTSUPP)
     }
+}
 
+posting! {
     /// Posts receive requests to a shared receive queue.
-    fn post_srq_recv(
-        srq: *mut ibv_srq,
-        recv_wr: *mut ibv_recv_wr,
-        bad_recv_wr: *mut *mut ibv_recv_wr,
-    ) -> c_int {
+    fn post_srq_recv(srq: *mut ibv_srq, recv_wr: *mut ibv_recv_wr, bad_recv_wr) {
         // SAFETY: the queue is alive, and the list ends with NULL; its segments are valid for reads.
         unsafe {
             let this = SharedReceiveQueue::of(srq);

@@ -126,7 +126,7 @@ entry! {
     }
 
     /// Returns a rate as a multiple of 2.5 Gbit/s, or -1.
-    fn ibv_rate_to_mult(rate: ibv_rate) -> c_int {
+    fn ibv_rate_to_mult(rate: ibv_rate) -> c_int, Infallible {
         RATES.iter().find(|(code, ..)| *code == rate).map_or(-1, |(_, multiple, _)| *multiple)
     }
 
@@ -137,7 +137,7 @@ entry! {
     }
 
     /// Returns a rate in Mbit/s, or -1.
-    fn ibv_rate_to_mbps(rate: ibv_rate) -> c_int {
+    fn ibv_rate_to_mbps(rate: ibv_rate) -> c_int, Infallible {
         RATES.iter().find(|(code, ..)| *code == rate).map_or(-1, |(.., mbps)| *mbps)
     }
 

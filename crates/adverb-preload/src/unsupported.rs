@@ -11,6 +11,7 @@ macro_rules! unsupported {
         $(
             /// Fails with EOPNOTSUPP.
             pub(crate) extern "C" fn $name($(_: $ty),*) -> $ret {
+                crate::calls::count(concat!("ibv_", stringify!($name)), libc::EOPNOTSUPP);
                 fail(libc::EOPNOTSUPP)
             }
         )*

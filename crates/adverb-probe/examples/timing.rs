@@ -115,7 +115,7 @@ fn respond(queue: &mut UdQueue, delay: Duration, slept: &Mutex<Duration>) {
                 }
                 let (source, now) = (datagram.source(), Stamp::now().nanos);
                 prober = Some(source);
-                let answer = answers.handle_datagram(datagram.payload, source.gid, datagram.stamp, now);
+                let answer = answers.handle_datagram(datagram.payload, source, datagram.stamp, now);
                 let answer = answer.expect("a valid probe");
                 queue.send(0, &source, Traffic::new(), &answer.bytes).expect("a free slot");
             }

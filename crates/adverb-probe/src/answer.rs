@@ -9,6 +9,7 @@ use crate::format::{ACK_LEN, Ack, AckKind, Message, ParseError, Probe};
 use crate::key::Key;
 use crate::paths::ack_flow_label;
 use crate::stamp::Stamp;
+use crate::ud_queue::Destination;
 
 #[cfg(test)]
 mod tests;
@@ -85,6 +86,8 @@ pub struct AnswerCounts {
 pub struct Answer {
     /// The number of the answer, for [`AnswerState::handle_ack1_sent`].
     pub id: usize,
+    /// The prober.
+    pub destination: Destination,
     /// The bytes to send.
     pub bytes: [u8; ACK_LEN],
     /// The differentiated services code point of the acknowledgement, which is that of the probe.
@@ -101,8 +104,8 @@ pub struct Answer {
 pub struct AnswerState {
     config: AnswerConfig,
     epoch: u32,
-    /// The probes whose ACK1 is in flight, with T3.
-    outstanding: Vec<Option<(Probe, Stamp)>>,
+    /// The probes whose ACK1 is in flight, with their senders and T3.
+    outstanding: Vec<Option<(Probe, Destination, Stamp)>>,
     free: Vec<usize>,
     total: Bucket,
     sources: Sources,
@@ -134,7 +137,8 @@ impl AnswerState {
         &self.counts
     }
 
-    /// Handles a received datagram. `received` is T3, and `now` is the current time. Returns ACK1.
+    /// Handles a datagram that was received from `source`. `received` is T3, and `now` is the current time. Returns
+    /// ACK1.
     ///
     /// # Errors
     ///
@@ -142,7 +146,7 @@ impl AnswerState {
     pub fn handle_datagram(
         &mut self,
         bytes: &[u8],
-        source: Gid,
+        source: Destination,
         received: Stamp,
         now: u64,
     ) -> Result<Answer, Refusal> {
@@ -157,26 +161,32 @@ impl AnswerState {
         answer
     }
 
-    fn answer(&mut self, bytes: &[u8], source: Gid, received: Stamp, now: u64) -> Result<Answer, Refusal> {
+    fn answer(
+        &mut self,
+        bytes: &[u8],
+        source: Destination,
+        received: Stamp,
+        now: u64,
+    ) -> Result<Answer, Refusal> {
         let key = self.config.key.as_ref();
-        let Message::Probe(probe) = Message::parse(bytes, key).map_err(Refusal::Invalid)? else {
+        let Message::Probe(probe) = Message::parse(bytes, &source, key).map_err(Refusal::Invalid)? else {
             return Err(Refusal::NotAProbe);
         };
         // A source over its own limit doesn't use up the total.
-        if !self.sources.take(source, self.config.source_rate, now)
+        if !self.sources.take(source.gid, self.config.source_rate, now)
             || !self.total.take(self.config.total_rate, now)
         {
             return Err(Refusal::RateLimit);
         }
         let id = self.free.pop().ok_or(Refusal::Busy)?;
-        self.outstanding[id] = Some((probe, received));
-        Ok(self.acknowledge(id, &probe, AckKind::First))
+        self.outstanding[id] = Some((probe, source, received));
+        Ok(self.acknowledge(id, &probe, source, AckKind::First))
     }
 
     /// Handles the send completion of ACK1. `sent` is T4. Returns ACK2, or `None` if ACK1 was not sent: `sent` is then
     /// `None`.
     pub fn handle_ack1_sent(&mut self, id: usize, sent: Option<Stamp>) -> Option<Answer> {
-        let (probe, received) = self.outstanding.get_mut(id)?.take()?;
+        let (probe, source, received) = self.outstanding.get_mut(id)?.take()?;
         self.free.push(id);
         let Some(sent) = sent else {
             self.counts.not_sent += 1;
@@ -189,7 +199,7 @@ impl AnswerState {
             acked_kind: sent.kind,
         });
         self.counts.completed += 1;
-        Some(self.acknowledge(id, &probe, AckKind::Second(stamps)))
+        Some(self.acknowledge(id, &probe, source, AckKind::Second(stamps)))
     }
 
     /// Counts an ACK2 that the device did not send.
@@ -205,10 +215,10 @@ impl AnswerState {
         }
     }
 
-    fn acknowledge(&self, id: usize, probe: &Probe, kind: AckKind) -> Answer {
+    fn acknowledge(&self, id: usize, probe: &Probe, destination: Destination, kind: AckKind) -> Answer {
         let ack = Ack { sequence: probe.sequence, responder_epoch: self.epoch, kind };
-        let bytes = ack.to_bytes(self.config.key.as_ref());
-        Answer { id, bytes, dscp: probe.dscp, flow_label: ack_flow_label(probe.flow_label) }
+        let bytes = ack.to_bytes(&destination, self.config.key.as_ref());
+        Answer { id, destination, bytes, dscp: probe.dscp, flow_label: ack_flow_label(probe.flow_label) }
     }
 }
 

@@ -173,7 +173,7 @@ impl AsyncProber {
                 break sequence;
             }
             if started.elapsed() >= limit || self.prober.queue().is_stopped() {
-                return Err(Error::Timeout { timeout: limit, action: "sending a probe" });
+                return Err(Error::Timeout { timeout: limit, action: "sending a probe".into() });
             }
             if let Ok(waited) = tokio::time::timeout(POST_RETRY_INTERVAL, self.wait(|_, _| {})).await {
                 waited?;
@@ -199,7 +199,7 @@ impl AsyncProber {
                 waited?;
             }
         }
-        result.ok_or(Error::Timeout { timeout: limit, action: "waiting for a probe" })
+        result.ok_or(Error::Timeout { timeout: limit, action: "waiting for a probe".into() })
     }
 
     /// Ends the probes of a responder: see [`Prober::finish`].

@@ -1,11 +1,11 @@
-//! The format of probes and acknowledgements, version 1.
+//! The format of probes and acknowledgements, version 2.
 //!
 //! All numbers are big-endian. The first bytes are common to all messages:
 //!
 //! | bytes | contents |
 //! |---|---|
 //! | 0 | the constant 0xAD |
-//! | 1 | the version, 1 |
+//! | 1 | the version, 2 |
 //! | 2 | the kind: 1 probe, 2 ACK1, 3 ACK2 |
 //!
 //! A probe has 96 bytes, or more if the prober asks for longer ones:
@@ -29,14 +29,19 @@
 //! | 32 to 39 | T3 in nanoseconds of a clock of the responder |
 //! | 40 to 47 | T4 by the same clock; 0 in ACK1 |
 //!
-//! The tag is the first 16 bytes of the keyed BLAKE3 hash of all other bytes. An epoch is chosen at random when a
-//! prober or responder starts, so an acknowledgement of an earlier run is never taken for one of the current run.
+//! The tag is the first 16 bytes of the keyed BLAKE3 hash of the prober's GID (16 bytes), its queue pair number (4 bytes)
+//! and all other bytes of the message. A recorded probe from another address or queue pair has an invalid tag, so its
+//! answers can't be directed at a third host. An epoch is chosen at random when a prober or responder starts, so an
+//! acknowledgement of an earlier run is never taken for one of the current run.
 
 use std::fmt;
+
+use subtle::ConstantTimeEq;
 
 use crate::figures::ResponderStamps;
 use crate::key::{Key, TAG_LEN};
 use crate::stamp::StampKind;
+use crate::ud_queue::Destination;
 
 /// Length of the shortest probe in bytes.
 pub const PROBE_LEN: usize = 96;
@@ -46,7 +51,7 @@ pub const ACK_LEN: usize = 48;
 pub const MAX_PROBE_LEN: usize = 4096;
 
 const MAGIC: u8 = 0xad;
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const TAG: std::ops::Range<usize> = 16..16 + TAG_LEN;
 const _: () = assert!(2 * ACK_LEN <= PROBE_LEN && TAG.end <= ACK_LEN);
 
@@ -133,24 +138,24 @@ impl fmt::Display for ParseError {
 impl std::error::Error for ParseError {}
 
 impl Probe {
-    /// Writes the probe into `bytes`, all of which it uses.
+    /// Writes the probe of the prober at `prober` into `bytes`, all of which it uses.
     ///
     /// # Panics
     ///
     /// Panics if `bytes` is shorter than [`PROBE_LEN`] or longer than [`MAX_PROBE_LEN`].
-    pub fn write(&self, bytes: &mut [u8], key: Option<&Key>) {
+    pub fn write(&self, bytes: &mut [u8], prober: &Destination, key: Option<&Key>) {
         assert!((PROBE_LEN..=MAX_PROBE_LEN).contains(&bytes.len()), "a probe of {} bytes", bytes.len());
         bytes[TAG.end..].fill(0);
         bytes[..4].copy_from_slice(&[MAGIC, VERSION, 1, self.dscp & 0x3f]);
         bytes[4..8].copy_from_slice(&(self.flow_label & 0xf_ffff).to_be_bytes());
         self.sequence.write(bytes);
-        write_tag(bytes, key);
+        write_tag(bytes, prober, key);
     }
 }
 
 impl Ack {
-    /// Returns the bytes of the acknowledgement.
-    pub fn to_bytes(&self, key: Option<&Key>) -> [u8; ACK_LEN] {
+    /// Returns the bytes of the acknowledgement to the prober at `prober`.
+    pub fn to_bytes(&self, prober: &Destination, key: Option<&Key>) -> [u8; ACK_LEN] {
         let mut bytes = [0; ACK_LEN];
         let (kind, stamps) = match self.kind {
             AckKind::First => (2, None),
@@ -164,14 +169,15 @@ impl Ack {
         }
         bytes[4..8].copy_from_slice(&self.responder_epoch.to_be_bytes());
         self.sequence.write(&mut bytes);
-        write_tag(&mut bytes, key);
+        write_tag(&mut bytes, prober, key);
         bytes
     }
 }
 
 impl Message {
-    /// Parses a datagram, and checks its tag with `key`. Without a key, the tag of an acknowledgement must be the one
-    /// that a responder without a key writes, and the tag of a probe isn't checked.
+    /// Parses a datagram, and checks its tag with `key`. `prober` is the sender of a probe, and the receiver of an
+    /// acknowledgement. Without a key, the tag of an acknowledgement must be the one that a responder without a key
+    /// writes, and the tag of a probe isn't checked.
     ///
     /// # Errors
     ///
@@ -179,14 +185,18 @@ impl Message {
     ///
     /// ```
     /// use adverb_probe::format::{Message, PROBE_LEN, ParseError, Probe, Sequence};
+    /// use adverb_probe::ud_queue::Destination;
+    /// use adverb_verbs::{Gid, Qpn};
     ///
+    /// let gid = Gid::from(std::net::IpAddr::from([192, 0, 2, 1]));
+    /// let prober = Destination { gid, qpn: Qpn::truncate(17), qkey: 0 };
     /// let probe = Probe { sequence: Sequence { epoch: 7, number: 1 }, flow_label: 0x123, dscp: 26 };
     /// let mut bytes = [0; PROBE_LEN];
-    /// probe.write(&mut bytes, None);
-    /// assert_eq!(Message::parse(&bytes, None), Ok(Message::Probe(probe)));
-    /// assert_eq!(Message::parse(&bytes[..95], None), Err(ParseError::Length));
+    /// probe.write(&mut bytes, &prober, None);
+    /// assert_eq!(Message::parse(&bytes, &prober, None), Ok(Message::Probe(probe)));
+    /// assert_eq!(Message::parse(&bytes[..95], &prober, None), Err(ParseError::Length));
     /// ```
-    pub fn parse(bytes: &[u8], key: Option<&Key>) -> Result<Message, ParseError> {
+    pub fn parse(bytes: &[u8], prober: &Destination, key: Option<&Key>) -> Result<Message, ParseError> {
         let Some(&[magic, version, kind, detail]) = bytes.first_chunk() else {
             return Err(ParseError::Length);
         };
@@ -228,11 +238,8 @@ impl Message {
             Message::Ack(Ack { sequence, responder_epoch: word(4), kind })
         };
         // The tag is checked last, because this costs the most.
-        if key.is_some() || kind != 1 {
-            let parts = [&bytes[..TAG.start], &bytes[TAG.end..]];
-            if !key.unwrap_or(Key::public()).verifies(&bytes[TAG], parts) {
-                return Err(ParseError::Tag);
-            }
+        if (key.is_some() || kind != 1) && !bool::from(tag_of(bytes, prober, key).ct_eq(&bytes[TAG])) {
+            return Err(ParseError::Tag);
         }
         Ok(message)
     }
@@ -245,10 +252,15 @@ impl Sequence {
     }
 }
 
-fn write_tag(bytes: &mut [u8], key: Option<&Key>) {
-    let parts = [&bytes[..TAG.start], &bytes[TAG.end..]];
-    let tag = key.unwrap_or(Key::public()).tag(parts);
+fn write_tag(bytes: &mut [u8], prober: &Destination, key: Option<&Key>) {
+    let tag = tag_of(bytes, prober, key);
     bytes[TAG].copy_from_slice(&tag);
+}
+
+/// Returns the tag of a message between a responder and the prober at `prober`.
+fn tag_of(bytes: &[u8], prober: &Destination, key: Option<&Key>) -> [u8; TAG_LEN] {
+    let (gid, qpn) = (prober.gid.bytes(), prober.qpn.get().to_be_bytes());
+    key.unwrap_or(Key::public()).tag([&gid, &qpn, &bytes[..TAG.start], &bytes[TAG.end..]])
 }
 
 fn code(kind: StampKind) -> u8 {
@@ -271,6 +283,9 @@ fn kind_of(code: u8) -> Result<Option<StampKind>, ParseError> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
+    use adverb_verbs::{Gid, Qpn};
     use proptest::prelude::*;
 
     use super::*;
@@ -281,6 +296,11 @@ mod tests {
 
     fn sequences() -> impl Strategy<Value = Sequence> {
         any::<(u32, u32)>().prop_map(|(epoch, number)| Sequence { epoch, number })
+    }
+
+    fn prober() -> Destination {
+        let gid = Gid::from(IpAddr::from([10, 0, 0, 1]));
+        Destination { gid, qpn: Qpn::truncate(0x12_3456), qkey: 0 }
     }
 
     fn probes() -> impl Strategy<Value = Probe> {
@@ -316,14 +336,14 @@ mod tests {
         #[test]
         fn probes_are_parsed_as_written(probe in probes(), key in keys(), len in PROBE_LEN..2048) {
             let mut bytes = vec![0xff; len];
-            probe.write(&mut bytes, key.as_ref());
-            prop_assert_eq!(Message::parse(&bytes, key.as_ref()), Ok(Message::Probe(probe)));
+            probe.write(&mut bytes, &prober(), key.as_ref());
+            prop_assert_eq!(Message::parse(&bytes, &prober(), key.as_ref()), Ok(Message::Probe(probe)));
         }
 
         #[test]
         fn acks_are_parsed_as_written(ack in acks(), key in keys()) {
-            let bytes = ack.to_bytes(key.as_ref());
-            prop_assert_eq!(Message::parse(&bytes, key.as_ref()), Ok(Message::Ack(ack)));
+            let bytes = ack.to_bytes(&prober(), key.as_ref());
+            prop_assert_eq!(Message::parse(&bytes, &prober(), key.as_ref()), Ok(Message::Ack(ack)));
         }
 
         /// With a key, no bit can change.
@@ -331,12 +351,12 @@ mod tests {
         fn a_changed_message_is_refused(probe in probes(), ack in acks(), at in 0..ACK_LEN * 8) {
             let key = Key::new([7; 32]).expect("a key");
             let mut bytes = [0; PROBE_LEN];
-            probe.write(&mut bytes, Some(&key));
+            probe.write(&mut bytes, &prober(), Some(&key));
             bytes[at / 8] ^= 1 << (at % 8);
-            prop_assert!(Message::parse(&bytes, Some(&key)).is_err());
-            let mut bytes = ack.to_bytes(Some(&key));
+            prop_assert!(Message::parse(&bytes, &prober(), Some(&key)).is_err());
+            let mut bytes = ack.to_bytes(&prober(), Some(&key));
             bytes[at / 8] ^= 1 << (at % 8);
-            prop_assert!(Message::parse(&bytes, Some(&key)).is_err());
+            prop_assert!(Message::parse(&bytes, &prober(), Some(&key)).is_err());
         }
 
         /// Writing an accepted message results in the same bytes.
@@ -354,13 +374,13 @@ mod tests {
                 }
             }
             if bytes.len() >= ACK_LEN {
-                write_tag(&mut bytes, None);
+                write_tag(&mut bytes, &prober(), None);
             }
-            match Message::parse(&bytes, None) {
+            match Message::parse(&bytes, &prober(), None) {
                 Ok(Message::Probe(probe)) => {
                     prop_assert!(probe.dscp < 64 && probe.flow_label < 1 << 20);
                 }
-                Ok(Message::Ack(ack)) => prop_assert_eq!(ack.to_bytes(None).to_vec(), bytes),
+                Ok(Message::Ack(ack)) => prop_assert_eq!(ack.to_bytes(&prober(), None).to_vec(), bytes),
                 Err(_) => {}
             }
         }
@@ -370,8 +390,8 @@ mod tests {
     fn the_layout_is_as_documented() {
         let sequence = Sequence { epoch: 0x0102_0304, number: 0x0506_0708 };
         let mut probe = [0; PROBE_LEN];
-        Probe { sequence, flow_label: 0xa_bcde, dscp: 46 }.write(&mut probe, None);
-        assert_eq!(probe[..16], [0xad, 1, 1, 46, 0, 0x0a, 0xbc, 0xde, 1, 2, 3, 4, 5, 6, 7, 8]);
+        Probe { sequence, flow_label: 0xa_bcde, dscp: 46 }.write(&mut probe, &prober(), None);
+        assert_eq!(probe[..16], [0xad, 2, 1, 46, 0, 0x0a, 0xbc, 0xde, 1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(probe[32..], [0; 64]);
         let stamps = ResponderStamps {
             received: 0x1122,
@@ -380,8 +400,8 @@ mod tests {
             acked_kind: StampKind::Kernel,
         };
         let ack = Ack { sequence, responder_epoch: 9, kind: AckKind::Second(Some(stamps)) };
-        let bytes = ack.to_bytes(None);
-        assert_eq!(bytes[..16], [0xad, 1, 3, 0x23, 0, 0, 0, 9, 1, 2, 3, 4, 5, 6, 7, 8]);
+        let bytes = ack.to_bytes(&prober(), None);
+        assert_eq!(bytes[..16], [0xad, 2, 3, 0x23, 0, 0, 0, 9, 1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(bytes[32..], [0, 0, 0, 0, 0, 0, 0x11, 0x22, 0, 0, 0, 0, 0, 0, 0x33, 0x44]);
     }
 
@@ -390,14 +410,37 @@ mod tests {
         let [one, other] = [1, 2].map(|byte| Key::new([byte; 16]).expect("a key"));
         let sequence = Sequence { epoch: 1, number: 2 };
         let ack = Ack { sequence, responder_epoch: 3, kind: AckKind::First };
-        let with_key = ack.to_bytes(Some(&one));
-        assert_eq!(Message::parse(&with_key, Some(&other)), Err(ParseError::Tag));
-        assert_eq!(Message::parse(&with_key, None), Err(ParseError::Tag));
-        assert_eq!(Message::parse(&ack.to_bytes(None), Some(&one)), Err(ParseError::Tag));
+        let with_key = ack.to_bytes(&prober(), Some(&one));
+        assert_eq!(Message::parse(&with_key, &prober(), Some(&other)), Err(ParseError::Tag));
+        assert_eq!(Message::parse(&with_key, &prober(), None), Err(ParseError::Tag));
+        assert_eq!(
+            Message::parse(&ack.to_bytes(&prober(), None), &prober(), Some(&one)),
+            Err(ParseError::Tag)
+        );
         let mut probe = [0; PROBE_LEN];
-        Probe { sequence, flow_label: 0, dscp: 0 }.write(&mut probe, Some(&one));
-        assert_eq!(Message::parse(&probe, Some(&other)), Err(ParseError::Tag));
+        Probe { sequence, flow_label: 0, dscp: 0 }.write(&mut probe, &prober(), Some(&one));
+        assert_eq!(Message::parse(&probe, &prober(), Some(&other)), Err(ParseError::Tag));
         // A responder without a key answers every prober.
-        assert!(Message::parse(&probe, None).is_ok());
+        assert!(Message::parse(&probe, &prober(), None).is_ok());
+    }
+
+    /// A tag is valid for one prober only: a recorded probe can't be sent from another address or queue pair.
+    #[test]
+    fn a_tag_belongs_to_the_address_and_queue_pair_of_the_prober() {
+        let key = Key::new([7; 32]).expect("a key");
+        let sequence = Sequence { epoch: 1, number: 2 };
+        let mut probe = [0; PROBE_LEN];
+        Probe { sequence, flow_label: 3, dscp: 4 }.write(&mut probe, &prober(), Some(&key));
+        let ack = Ack { sequence, responder_epoch: 3, kind: AckKind::First }.to_bytes(&prober(), Some(&key));
+        let other_gid = Gid::from(IpAddr::from([10, 0, 0, 2]));
+        for other in [
+            Destination { gid: other_gid, ..prober() },
+            Destination { qpn: Qpn::truncate(0x12_3457), ..prober() },
+        ] {
+            for message in [&probe[..], &ack] {
+                assert!(Message::parse(message, &prober(), Some(&key)).is_ok());
+                assert_eq!(Message::parse(message, &other, Some(&key)), Err(ParseError::Tag));
+            }
+        }
     }
 }

@@ -5,13 +5,14 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use adverb_verbs::Gid;
+use adverb_verbs::{Gid, Qpn};
 
 use crate::answer::{AnswerConfig, AnswerCounts, AnswerState, Rate};
 use crate::format::{ACK_LEN, Ack, AckKind, MAX_PROBE_LEN, Message, PROBE_LEN, Probe, Sequence};
 use crate::key::Key;
 use crate::session::{Lookup, ProbeCounts, ProbeEventKind, ProbeResult, Session, SessionConfig};
 use crate::stamp::{Stamp, StampKind};
+use crate::ud_queue::Destination;
 
 /// Passes bytes to the parser of datagrams, and to a tracer or to a prober and a responder, which the first byte
 /// selects. Checks their invariants.
@@ -82,16 +83,23 @@ fn key() -> &'static Key {
     &KEY
 }
 
+/// Returns the address of the prober, 0, or of another host that sends recorded datagrams, 1.
+fn prober_at(host: u8) -> Destination {
+    let gid = Gid::from(IpAddr::V4(Ipv4Addr::new(10, 0, 0, host)));
+    Destination { gid, qpn: Qpn::truncate(17), qkey: 0 }
+}
+
 /// Checks that writing a parsed message results in the same bytes.
 fn parse(bytes: &[u8]) {
     for key in [None, Some(key())] {
-        match Message::parse(bytes, key) {
-            Ok(Message::Ack(ack)) => assert_eq!(ack.to_bytes(key)[..], *bytes),
+        let prober = prober_at(0);
+        match Message::parse(bytes, &prober, key) {
+            Ok(Message::Ack(ack)) => assert_eq!(ack.to_bytes(&prober, key)[..], *bytes),
             Ok(Message::Probe(probe)) => {
                 assert!((PROBE_LEN..=MAX_PROBE_LEN).contains(&bytes.len()));
                 let mut again = vec![0; bytes.len()];
-                probe.write(&mut again, key);
-                assert_eq!(Message::parse(&again, key), Ok(Message::Probe(probe)));
+                probe.write(&mut again, &prober, key);
+                assert_eq!(Message::parse(&again, &prober, key), Ok(Message::Probe(probe)));
             }
             Err(_) => {}
         }
@@ -248,7 +256,7 @@ impl<'a> Run<'a> {
         assert!(is_new, "{probe:?} was begun twice");
         self.begun.push(probe.sequence);
         let mut bytes = vec![0; PROBE_LEN + usize::from(self.script.byte())];
-        probe.write(&mut bytes, self.key);
+        probe.write(&mut bytes, &prober_at(0), self.key);
         self.send(bytes);
     }
 
@@ -267,12 +275,14 @@ impl<'a> Run<'a> {
         let bytes = match self.script.byte() % 3 {
             0 => {
                 let mut bytes = vec![0; PROBE_LEN];
-                Probe { sequence, flow_label: 0, dscp: 0 }.write(&mut bytes, None);
+                Probe { sequence, flow_label: 0, dscp: 0 }.write(&mut bytes, &prober_at(0), None);
                 bytes
             }
             kind => {
                 let kind = if kind == 1 { AckKind::First } else { AckKind::Second(None) };
-                Ack { sequence, responder_epoch: self.script.byte().into(), kind }.to_bytes(None).to_vec()
+                Ack { sequence, responder_epoch: self.script.byte().into(), kind }
+                    .to_bytes(&prober_at(0), None)
+                    .to_vec()
             }
         };
         self.datagrams.push(bytes);
@@ -281,7 +291,8 @@ impl<'a> Run<'a> {
     /// Delivers a datagram to the responder.
     fn respond(&mut self, bytes: &[u8]) {
         let (received, before) = (self.stamp(), *self.answers.counts());
-        let source = Gid::from(IpAddr::V4(Ipv4Addr::new(10, 0, 0, self.script.byte() & 1)));
+        let host = self.script.byte() & 1;
+        let source = prober_at(host);
         let answer = self.answers.handle_datagram(bytes, source, received, self.now);
         let counts = *self.answers.counts();
         assert_eq!(handled(&counts), handled(&before) + 1, "{bytes:?} is counted once");
@@ -289,14 +300,16 @@ impl<'a> Run<'a> {
             assert_eq!(counts.answered, before.answered);
             return;
         };
-        let Ok(Message::Probe(probe)) = Message::parse(bytes, self.key) else {
+        let Ok(Message::Probe(probe)) = Message::parse(bytes, &source, self.key) else {
             panic!("{bytes:?} was answered")
         };
         assert!(self.key.is_none() || self.genuine.contains(bytes), "an answer without the key: {bytes:?}");
+        assert!(self.key.is_none() || host == 0, "an answer to another host than the prober: {bytes:?}");
+        assert_eq!(answer.destination, source);
         // All answers to a probe together are not longer than the probe.
         assert!(2 * answer.bytes.len() <= bytes.len());
         assert_eq!(answer.dscp, probe.dscp);
-        let answered = self.answered.entry(source).or_default();
+        let answered = self.answered.entry(source.gid).or_default();
         *answered += 1;
         let elapsed = u128::from(self.now - START) * u128::from(SOURCE_RATE.per_second) / 1_000_000_000;
         assert!(u128::from(*answered) <= u128::from(SOURCE_RATE.burst) + elapsed, "over the rate limit");
@@ -324,7 +337,7 @@ impl<'a> Run<'a> {
 
     /// Delivers a datagram to the prober.
     fn receive(&mut self, bytes: &[u8]) {
-        let Ok(Message::Ack(ack)) = Message::parse(bytes, self.key) else { return };
+        let Ok(Message::Ack(ack)) = Message::parse(bytes, &prober_at(0), self.key) else { return };
         assert!(self.key.is_none() || self.genuine.contains(bytes), "an ACK without the key: {bytes:?}");
         let (received, processed) = (self.stamp(), Stamp { nanos: self.now + 1, kind: StampKind::Process });
         self.session.handle_ack(&ack, received, processed);

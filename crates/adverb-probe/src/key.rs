@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::{Arc, LazyLock};
 
 use adverb_verbs::{Error, Result};
-use subtle::ConstantTimeEq;
 use zeroize::{Zeroize, Zeroizing};
 
 /// Length of a tag in bytes.
@@ -40,12 +39,12 @@ impl Key {
             let reason = "a key's secret must have at least 16 bytes, chosen at random";
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
-        Ok(Key::derive("adverb-probe v1 tag", secret))
+        Ok(Key::derive("adverb-probe v2 tag", secret))
     }
 
     /// Returns the key of probers and responders that have none. The key is public.
     pub(crate) fn public() -> &'static Key {
-        static PUBLIC: LazyLock<Key> = LazyLock::new(|| Key::derive("adverb-probe v1 public tag", &[]));
+        static PUBLIC: LazyLock<Key> = LazyLock::new(|| Key::derive("adverb-probe v2 public tag", &[]));
         &PUBLIC
     }
 
@@ -59,8 +58,8 @@ impl Key {
         Key(Arc::new(key))
     }
 
-    /// Returns the tag of a message, which consists of the parts before and after the tag.
-    pub(crate) fn tag(&self, parts: [&[u8]; 2]) -> [u8; TAG_LEN] {
+    /// Returns the tag of a message, which consists of these parts.
+    pub(crate) fn tag(&self, parts: [&[u8]; 4]) -> [u8; TAG_LEN] {
         // A keyed hasher holds a copy of the key.
         let mut hasher = Zeroizing::new(blake3::Hasher::new_keyed(&self.0));
         for part in parts {
@@ -69,11 +68,6 @@ impl Key {
         let mut tag = [0; TAG_LEN];
         tag.copy_from_slice(&hasher.finalize().as_bytes()[..TAG_LEN]);
         tag
-    }
-
-    /// Whether a tag belongs to a message. The comparison takes constant time.
-    pub(crate) fn verifies(&self, tag: &[u8], parts: [&[u8]; 2]) -> bool {
-        self.tag(parts).ct_eq(tag).into()
     }
 }
 

@@ -48,8 +48,6 @@ pub mod histogram;
 mod key;
 pub mod loss;
 pub mod mesh;
-#[cfg(test)]
-mod messages;
 pub mod paths;
 mod prober;
 mod responder;

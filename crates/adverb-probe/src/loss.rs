@@ -232,20 +232,9 @@ pub fn probes_to_name(loss: f64, path_count: usize, probability: f64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use adverb_wire::random::SplitMix64;
+
     use super::*;
-
-    /// A sequence of pseudorandom numbers between 0 and 1 (SplitMix64).
-    struct Random(u64);
-
-    impl Random {
-        fn chance(&mut self, probability: f64) -> bool {
-            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mut bits = self.0;
-            bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-            ((bits ^ bits >> 31) >> 11) as f64 / (1_u64 << 53) as f64 <= probability
-        }
-    }
 
     /// A path with its probabilities of losing a probe and of losing an answer.
     type Loss = (f64, f64);
@@ -260,7 +249,7 @@ mod tests {
 
     /// Sends probes on the paths in turn, and looks for a lossy path after each loss.
     fn run(paths: &[Loss], probes: u64, seed: u64) -> Outcome {
-        let mut random = Random(seed);
+        let mut random = SplitMix64(seed);
         let mut counts = vec![ProbeCounts::default(); paths.len()];
         let mut outcome = Outcome::default();
         for probe in 0..probes {

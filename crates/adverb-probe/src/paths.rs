@@ -6,6 +6,9 @@
 
 use adverb_proto::Path;
 
+/// The first source port of flow labels.
+const FIRST_PORT: u16 = 0xc000;
+
 /// Maximum number of paths that a prober uses at once. A software NIC opens one socket for each, and has at most 256 of
 /// them.
 pub const MAX_PATHS: usize = 128;
@@ -54,24 +57,41 @@ pub fn source_port_of(flow_label: u32) -> Option<u16> {
 /// assert_eq!(flow_label_of(4791), None);
 /// ```
 pub fn flow_label_of(source_port: u16) -> Option<u32> {
-    match source_port.checked_sub(0xc000)? {
+    match source_port.checked_sub(FIRST_PORT)? {
         // The label 0 would mean that no label is set.
         0 => Some(0x4001),
         low => Some(u32::from(low)),
     }
 }
 
-/// Returns the flow label of a probe's acknowledgements. It is the probe's own, so the acknowledgements of one path
+/// Maximum number of source ports of a responder's acknowledgements to probes that have flow labels. A software NIC
+/// opens a socket for each source port, so a sender of random flow labels could otherwise make the responder open a
+/// socket for each probe.
+pub const MAX_ACK_PORTS: u16 = 128;
+
+/// Returns the flow label of a probe's acknowledgements. It follows from the probe's, so the acknowledgements of one path
 /// always take one path back. The switches choose that path: a label can't select the reverse of the probe's path.
+///
+/// All flow labels together result in [`MAX_ACK_PORTS`] source ports. The labels that
+/// [`choose_flow_labels`] returns result in different ones.
+///
+/// ```
+/// use adverb_probe::paths::{ack_flow_label, source_port_of};
+///
+/// assert_eq!(source_port_of(ack_flow_label(0x3fff)), Some(0xc07f));
+/// assert_eq!(ack_flow_label(0), 0);
+/// ```
 pub fn ack_flow_label(probe_flow_label: u32) -> u32 {
-    probe_flow_label & 0xf_ffff
+    source_port_of(probe_flow_label)
+        .and_then(|port| flow_label_of(FIRST_PORT | (port % MAX_ACK_PORTS)))
+        .unwrap_or_default()
 }
 
 /// Returns `count` flow labels with different source ports, at most [`MAX_PATHS`], which follow from a random number.
 pub fn choose_flow_labels(count: usize, random: u64) -> Vec<u32> {
     // An odd step visits all 2^14 ports before it repeats one.
     let (start, step) = (random as u32, (random >> 32) as u32 | 1);
-    let port = |index: u32| 0xc000 | (start.wrapping_add(index.wrapping_mul(step)) & 0x3fff) as u16;
+    let port = |index: u32| FIRST_PORT | (start.wrapping_add(index.wrapping_mul(step)) & 0x3fff) as u16;
     (0..count.min(MAX_PATHS) as u32).filter_map(|index| flow_label_of(port(index))).collect()
 }
 
@@ -118,10 +138,19 @@ mod tests {
         for port in 0xc000..=u16::MAX {
             let label = flow_label_of(port).expect("a label");
             assert_eq!(source_port_of(label), Some(port));
-            assert_eq!(source_port_of(ack_flow_label(label)), Some(port));
         }
         assert_eq!(flow_label_of(0xbfff), None);
         assert_eq!(source_port_of(0), None);
+    }
+
+    /// A socket of the responder's software NIC is opened for each port of an acknowledgement.
+    #[test]
+    fn acknowledgements_have_few_source_ports() {
+        let labels = 1..1 << 20;
+        let ports: HashSet<_> = labels.map(|label| source_port_of(ack_flow_label(label))).collect();
+        assert_eq!(ports.len(), usize::from(MAX_ACK_PORTS));
+        assert!(!ports.contains(&None));
+        assert_eq!(ack_flow_label(0), 0);
     }
 
     proptest! {
@@ -132,6 +161,8 @@ mod tests {
             let ports: HashSet<_> = labels.iter().map(|&label| source_port_of(label)).collect();
             prop_assert_eq!(ports.len(), labels.len());
             prop_assert!(!ports.contains(&None));
+            let ack_ports: HashSet<_> = labels.iter().map(|&label| ack_flow_label(label)).collect();
+            prop_assert_eq!(ack_ports.len(), labels.len());
         }
     }
 }

@@ -267,7 +267,7 @@ impl Prober {
             let now = Instant::now();
             let left = self.next_due(now).map_or(Duration::MAX, |due| due.saturating_duration_since(now));
             let Prober { queue, targets } = self;
-            queue.wait(left, |_, event| targets.handle(event));
+            queue.wait(left, |queue, event| targets.handle(queue, event));
         }
     }
 
@@ -297,7 +297,7 @@ impl Prober {
         let connecting = self.targets.connecting.as_mut()?;
         let result = match connecting.result.take() {
             None if self.queue.is_stopped() => {
-                Err(Error::Timeout { timeout, action: "looking up a responder" })
+                Err(Error::Timeout { timeout, action: "looking up a responder".into() })
             }
             None => return None,
             Some(result) => result,
@@ -358,9 +358,9 @@ impl Prober {
         }
         let target = &mut self.targets.list[peer.0];
         let Some(service) = &target.service else { return Ok(None) };
-        if self.queue.free_send_slots() == 0 {
+        let Some(prober) = self.queue.local().filter(|_| self.queue.free_send_slots() > 0) else {
             return Ok(None);
-        }
+        };
         let Some(probe) = target.session.begin(Stamp::now(), path.flow_label, path.dscp) else {
             return Ok(None);
         };
@@ -370,7 +370,7 @@ impl Prober {
         let (len, key) = (self.targets.options.probe_len, self.targets.options.key.as_ref());
         let posted = self.queue.send_with(id, &service.destination, traffic, |slot| {
             if let Some(slot) = slot.get_mut(..len) {
-                probe.write(slot, key);
+                probe.write(slot, &prober, key);
             }
             len
         });
@@ -393,7 +393,7 @@ impl Prober {
             let due = deadline.into_iter().chain(self.next_due(now)).min();
             let left = due.map_or(Duration::MAX, |due| due.saturating_duration_since(now));
             let Prober { queue, targets } = self;
-            queue.wait(left, |_, event| targets.handle(event));
+            queue.wait(left, |queue, event| targets.handle(queue, event));
             self.poll_events();
             let count = self.take_events(&mut handle);
             let is_over = deadline.is_some_and(|deadline| deadline <= Instant::now());
@@ -410,7 +410,7 @@ impl Prober {
         // even if this process was suspended.
         let now = loop {
             let now = Stamp::now();
-            if queue.poll(|_, event| targets.handle(event)) == 0 {
+            if queue.poll(|queue, event| targets.handle(queue, event)) == 0 {
                 break now;
             }
         };
@@ -441,14 +441,14 @@ impl Prober {
     #[cfg(feature = "tokio")]
     pub(crate) fn prepare_sleep(&mut self) -> bool {
         let Prober { queue, targets } = self;
-        queue.prepare_sleep(&mut |_, event| targets.handle(event)) > 0
+        queue.prepare_sleep(&mut |queue, event| targets.handle(queue, event)) > 0
     }
 
     /// Handles the end of a sleep.
     #[cfg(feature = "tokio")]
     pub(crate) fn handle_readiness(&mut self) {
         let Prober { queue, targets } = self;
-        queue.handle_readiness(&mut |_, event| targets.handle(event));
+        queue.handle_readiness(&mut |queue, event| targets.handle(queue, event));
     }
 
     /// Returns the time limit of sending one probe, and of waiting for its result.
@@ -481,7 +481,7 @@ impl Prober {
                 break sequence;
             }
             if started.elapsed() >= limit || self.queue.is_stopped() {
-                return Err(Error::Timeout { timeout: limit, action: "sending a probe" });
+                return Err(Error::Timeout { timeout: limit, action: "sending a probe".into() });
             }
             self.wait(Duration::from_millis(10), |_, _| {});
         };
@@ -502,7 +502,7 @@ impl Prober {
                 }
             });
         }
-        result.ok_or(Error::Timeout { timeout: limit, action: "waiting for a probe" })
+        result.ok_or(Error::Timeout { timeout: limit, action: "waiting for a probe".into() })
     }
 
     /// Ends the probes of a responder: those that timed out, and whose responder was not found again, are unreachable,
@@ -544,17 +544,23 @@ impl Prober {
 }
 
 impl Targets {
-    fn handle(&mut self, event: Event<'_>) {
+    fn handle(&mut self, queue: &UdQueue, event: Event<'_>) {
         match event {
             Event::Sent(sent) => self.handle_sent(&sent),
-            Event::Received(datagram) => match Message::parse(datagram.payload, self.options.key.as_ref()) {
-                Ok(Message::Ack(ack)) => match self.by_epoch.get(&ack.sequence.epoch) {
-                    Some(&index) => self.list[index].session.handle_ack(&ack, datagram.stamp, Stamp::now()),
-                    None => self.strays.unmatched_acks += 1,
-                },
-                Err(ParseError::Tag) => self.strays.bad_tags += 1,
-                _ => self.strays.invalid += 1,
-            },
+            Event::Received(datagram) => {
+                // A queue that receives a datagram is open.
+                let Some(prober) = queue.local() else { return };
+                match Message::parse(datagram.payload, &prober, self.options.key.as_ref()) {
+                    Ok(Message::Ack(ack)) => match self.by_epoch.get(&ack.sequence.epoch) {
+                        Some(&index) => {
+                            self.list[index].session.handle_ack(&ack, datagram.stamp, Stamp::now());
+                        }
+                        None => self.strays.unmatched_acks += 1,
+                    },
+                    Err(ParseError::Tag) => self.strays.bad_tags += 1,
+                    _ => self.strays.invalid += 1,
+                }
+            }
             Event::LookedUp(result) => self.lookup_results.push(result),
             // Probes in flight were lost in this host, and a reopened device has another clock.
             Event::Failed(_) => (0..self.list.len()).for_each(|index| self.end_epoch(index)),

@@ -12,7 +12,7 @@ use crate::answer::{Answer, AnswerConfig, AnswerCounts, AnswerState, Rate};
 use crate::key::Key;
 use crate::random;
 use crate::stamp::Stamp;
-use crate::ud_queue::{Destination, Event, UdQueue, UdQueueStats, Waker};
+use crate::ud_queue::{Event, UdQueue, UdQueueStats, Waker};
 
 /// The port at which probers look up a responder, unless another one is chosen.
 pub const DEFAULT_PORT: u16 = 18_516;
@@ -154,13 +154,12 @@ impl ResponderOptions {
         let local_addr = queue.listen(self.port, &epoch.to_be_bytes())?;
         let shared = Arc::new(Mutex::default());
         let waker = queue.waker();
-        let mut driver =
-            Driver { answers: AnswerState::new(self.answers, epoch, seed), destinations: Vec::new() };
+        let mut answers = AnswerState::new(self.answers, epoch, seed);
         let stats = Arc::clone(&shared);
         let run = move || {
             while !queue.is_stopped() {
-                queue.wait(Duration::MAX, |queue, event| driver.handle(queue, event));
-                *stats.lock() = ResponderStats { answers: *driver.answers.counts(), queue: queue.stats() };
+                queue.wait(Duration::MAX, |queue, event| handle(&mut answers, queue, event));
+                *stats.lock() = ResponderStats { answers: *answers.counts(), queue: queue.stats() };
             }
         };
         let spawned = std::thread::Builder::new().name("adverb-responder".to_owned()).spawn(run);
@@ -232,50 +231,34 @@ impl Drop for Responder {
     }
 }
 
-/// The state of the responder's thread.
-struct Driver {
-    answers: AnswerState,
-    /// The probers, by the numbers of their answers.
-    destinations: Vec<Option<Destination>>,
-}
-
-impl Driver {
-    fn handle(&mut self, queue: &mut UdQueue, event: Event<'_>) {
-        match event {
-            Event::Received(datagram) => {
-                let source = datagram.source();
-                let now = Stamp::now().nanos;
-                let answer = self.answers.handle_datagram(datagram.payload, source.gid, datagram.stamp, now);
-                // A datagram that is refused was counted.
-                if let Ok(answer) = answer {
-                    if self.destinations.len() <= answer.id {
-                        self.destinations.resize(answer.id + 1, None);
-                    }
-                    self.destinations[answer.id] = Some(source);
-                    if !send(queue, &answer, &source, 0) {
-                        self.answers.handle_ack1_sent(answer.id, None);
-                    }
-                }
+fn handle(answers: &mut AnswerState, queue: &mut UdQueue, event: Event<'_>) {
+    match event {
+        Event::Received(datagram) => {
+            let now = Stamp::now().nanos;
+            let answer = answers.handle_datagram(datagram.payload, datagram.source(), datagram.stamp, now);
+            // A datagram that is refused was counted.
+            if let Ok(answer) = answer
+                && !send(queue, &answer, 0)
+            {
+                answers.handle_ack1_sent(answer.id, None);
             }
-            Event::Sent(sent) if sent.id & 1 == 0 => {
-                let id = (sent.id >> 1) as usize;
-                let stamp = sent.failure.is_none().then_some(sent.stamp);
-                if let Some(answer) = self.answers.handle_ack1_sent(id, stamp)
-                    && let Some(destination) = self.destinations[id]
-                    && !send(queue, &answer, &destination, 1)
-                {
-                    self.answers.handle_ack2_not_sent();
-                }
-            }
-            Event::Sent(sent) if sent.failure.is_some() => self.answers.handle_ack2_not_sent(),
-            Event::Failed(_) => self.answers.reset_outstanding(),
-            _ => {}
         }
+        Event::Sent(sent) if sent.id & 1 == 0 => {
+            let stamp = sent.failure.is_none().then_some(sent.stamp);
+            if let Some(answer) = answers.handle_ack1_sent((sent.id >> 1) as usize, stamp)
+                && !send(queue, &answer, 1)
+            {
+                answers.handle_ack2_not_sent();
+            }
+        }
+        Event::Sent(sent) if sent.failure.is_some() => answers.handle_ack2_not_sent(),
+        Event::Failed(_) => answers.reset_outstanding(),
+        _ => {}
     }
 }
 
 /// Sends an acknowledgement, and returns whether it was posted. The lowest bit of its number is `second`.
-fn send(queue: &mut UdQueue, answer: &Answer, destination: &Destination, second: u64) -> bool {
+fn send(queue: &mut UdQueue, answer: &Answer, second: u64) -> bool {
     let traffic = Traffic::new().dscp(answer.dscp).flow_label(answer.flow_label);
-    queue.send((answer.id as u64) << 1 | second, destination, traffic, &answer.bytes).is_ok()
+    queue.send((answer.id as u64) << 1 | second, &answer.destination, traffic, &answer.bytes).is_ok()
 }

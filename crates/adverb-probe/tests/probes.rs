@@ -160,7 +160,7 @@ fn injected_delays_of_the_responder_are_not_the_networks() {
                     std::thread::sleep(delay);
                     let now = Stamp::now().nanos;
                     let source = datagram.source();
-                    let answer = answers.handle_datagram(datagram.payload, source.gid, datagram.stamp, now);
+                    let answer = answers.handle_datagram(datagram.payload, source, datagram.stamp, now);
                     prober = Some(source);
                     queue.send(0, &source, Traffic::new(), &answer.unwrap().bytes).unwrap();
                 }
@@ -241,6 +241,7 @@ fn hostile_datagrams_change_nothing_but_counts_and_are_not_amplified() {
     let responder = responder_on(ResponderOptions::new().source_rate(rate), &there);
     let mut queue = UdQueue::builder(move || Ok(here.clone())).open().unwrap();
     let target = queue.lookup(responder.local_addr(), Duration::from_secs(10)).unwrap().destination;
+    let local = queue.local().unwrap();
     let (mut sent, mut received, mut number) = (0, 0, 0_u32);
     let deadline = Instant::now() + TEST_DEADLINE;
     let mut probe = [0; PROBE_LEN];
@@ -248,7 +249,7 @@ fn hostile_datagrams_change_nothing_but_counts_and_are_not_amplified() {
         assert!(Instant::now() < deadline, "{:?}", responder.stats());
         number += 1;
         let sequence = adverb_probe::format::Sequence { epoch: 1, number };
-        adverb_probe::format::Probe { sequence, flow_label: 0, dscp: 0 }.write(&mut probe, None);
+        adverb_probe::format::Probe { sequence, flow_label: 0, dscp: 0 }.write(&mut probe, &local, None);
         if number % 2 == 0 {
             probe[..4].copy_from_slice(&number.to_be_bytes());
         }
@@ -258,7 +259,7 @@ fn hostile_datagrams_change_nothing_but_counts_and_are_not_amplified() {
         }
         queue.poll(|_, event| {
             if let Event::Received(datagram) = event {
-                assert!(matches!(Message::parse(datagram.payload, None), Ok(Message::Ack(_))));
+                assert!(matches!(Message::parse(datagram.payload, &local, None), Ok(Message::Ack(_))));
                 received += datagram.payload.len();
             }
         });

@@ -7,7 +7,8 @@ use adverb_probe::figures::Figures;
 use adverb_probe::format::{Ack, Message, PROBE_LEN, Probe};
 use adverb_probe::session::{ProbeEventKind, ProbeResult, Session, SessionConfig};
 use adverb_probe::stamp::{Stamp, StampKind};
-use adverb_verbs::Gid;
+use adverb_probe::ud_queue::Destination;
+use adverb_verbs::{Gid, Qpn};
 use proptest::prelude::*;
 
 /// The delays of one probe, in nanoseconds.
@@ -54,13 +55,12 @@ fn probe(session: &mut Session, answers: &mut AnswerState, clocks: Clocks, delay
     let responder = |at: u64| Stamp { nanos: clocks.responder + at, kind: clocks.kind };
     let sent: Probe = session.begin(process(0), 0x123, 26).expect("a free place");
     let mut bytes = [0; PROBE_LEN];
-    sent.write(&mut bytes, None);
+    sent.write(&mut bytes, &prober_addr(), None);
     let mut now = delays.post;
     session.handle_sent(sent.sequence, Some(prober(now)));
     now += delays.forward;
     let received = responder(now);
-    let prober_gid = Gid::from(std::net::IpAddr::from([10, 0, 0, 1]));
-    let first = answers.handle_datagram(&bytes, prober_gid, received, received.nanos).expect("an answer");
+    let first = answers.handle_datagram(&bytes, prober_addr(), received, received.nanos).expect("an answer");
     now += delays.answer;
     let second = answers.handle_ack1_sent(first.id, Some(responder(now))).expect("ACK2");
     now += delays.back;
@@ -74,8 +74,13 @@ fn probe(session: &mut Session, answers: &mut AnswerState, clocks: Clocks, delay
     }
 }
 
+fn prober_addr() -> Destination {
+    let gid = Gid::from(std::net::IpAddr::from([10, 0, 0, 1]));
+    Destination { gid, qpn: Qpn::truncate(17), qkey: 0 }
+}
+
 fn parse(bytes: &[u8]) -> Ack {
-    match Message::parse(bytes, None) {
+    match Message::parse(bytes, &prober_addr(), None) {
         Ok(Message::Ack(ack)) => ack,
         other => panic!("{other:?}"),
     }

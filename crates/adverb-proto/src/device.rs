@@ -27,7 +27,7 @@ use crate::qp::{
 use crate::slots::FreeSlots;
 use crate::srq::SharedQueue;
 use crate::stats::Statistics;
-use crate::timer::Timers;
+use crate::timer::TimerHeap;
 use crate::trace::{DropReason, EventSink, TraceEvent, is_recording, record};
 use crate::transmit::{Payload, Transmit};
 use crate::types::{Completion, PathMtu, RecvRequest, SendRequest, Transport};
@@ -126,7 +126,7 @@ pub struct Device<S = ()> {
     srqs: Vec<Option<SharedQueue>>,
     free_srqs: FreeSlots,
     keys: Keys,
-    timers: Timers,
+    timers: TimerHeap,
     /// The slots of queue pairs that may have packets to send, each once.
     ready: VecDeque<u32>,
     /// The number of packets that the first queue pair in `ready` has sent in a row.
@@ -192,7 +192,7 @@ impl<S: EventSink> Device<S> {
             srqs: Vec::new(),
             free_srqs: FreeSlots::default(),
             keys: Keys::default(),
-            timers: Timers::default(),
+            timers: TimerHeap::default(),
             ready: VecDeque::new(),
             burst: 0,
             cq_events: VecDeque::new(),
@@ -343,7 +343,7 @@ impl<S: EventSink> Device<S> {
         if !mutant!(DestroyLeaksQpn) {
             self.slots_by_qpn.remove(&qpn.get());
         }
-        self.timers.clear(slot);
+        self.timers.remove(slot);
         self.keys.unbind_all(qpn);
         self.groups.detach_all(slot, &qp.groups);
         if let Some(srq) = qp.config.srq
@@ -377,7 +377,7 @@ impl<S: EventSink> Device<S> {
         let Some(qp) = self.qps[slot as usize].as_mut() else { return Err(ModifyError::UnknownQp) };
         let modified = qp.modify(&mut context!(self, now), transition);
         if qp.deadline().is_none() {
-            self.timers.clear(slot);
+            self.timers.remove(slot);
         }
         self.update_schedule(now, slot);
         modified
@@ -637,7 +637,7 @@ impl<S: EventSink> Device<S> {
     /// Returns the time at which to call [`handle_timeout`](Device::handle_timeout) at the latest, or `None` if no
     /// timer is set. The time can be earlier than the expiry of the first timer.
     pub fn poll_timeout(&self) -> Option<Time> {
-        self.timers.next()
+        self.timers.first().map(|(time, _)| time)
     }
 
     /// Handles all timers that have expired at `now`.

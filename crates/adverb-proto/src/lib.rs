@@ -29,8 +29,6 @@ mod event;
 pub mod explain;
 mod hash;
 pub mod memory;
-#[cfg(test)]
-mod messages;
 #[cfg(not(feature = "mutants"))]
 mod mutation;
 #[cfg(feature = "mutants")]
@@ -41,7 +39,8 @@ mod slots;
 mod srq;
 mod stats;
 mod time;
-mod timer;
+#[doc(hidden)]
+pub mod timer;
 pub mod trace;
 mod transmit;
 pub mod types;

@@ -1,5 +1,7 @@
 //! Reproducible pseudorandom numbers.
 
+use adverb_wire::random::SplitMix64;
+
 /// A pseudorandom number generator: xoshiro256**, seeded by splitmix64.
 #[derive(Clone, Debug)]
 pub struct Random([u64; 4]);
@@ -7,13 +9,8 @@ pub struct Random([u64; 4]);
 impl Random {
     /// Creates a generator from a seed.
     pub fn new(seed: u64) -> Random {
-        let mut state = seed;
-        Random([(); 4].map(|()| {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-            mixed ^ mixed >> 31
-        }))
+        let mut seeds = SplitMix64(seed);
+        Random([(); 4].map(|()| seeds.next_u64()))
     }
 
     /// Returns a random 64-bit number.

@@ -250,10 +250,7 @@ impl RcConnection {
                 if length > 0 {
                     remote.write_local(Segment { length, ..target }, &source());
                 }
-                let immediate = match request.operation {
-                    SendOperation::SendWithImm(immediate) => Some(immediate),
-                    _ => None,
-                };
+                let immediate = request.operation.immediate();
                 let operation =
                     CompletedOperation::Recv { immediate, invalidated: None, source: None, has_grh: false };
                 peer.recv_completions.push_back(succeeded(wr_id, operation, length));
@@ -293,7 +290,12 @@ impl RcConnection {
             SendOperation::FetchAdd { remote: address, add } => {
                 return atomic(request, address, |old| old.wrapping_add(add), local, remote);
             }
-            _ => return Execution::AccessRejected,
+            // Connections don't use the others.
+            SendOperation::SendInvalidate(_)
+            | SendOperation::AtomicWrite { .. }
+            | SendOperation::Flush(_)
+            | SendOperation::LocalInvalidate(_)
+            | SendOperation::BindWindow(_) => return Execution::AccessRejected,
         }
         Execution::Executed
     }
@@ -347,13 +349,7 @@ impl RcConnection {
         let Some(request) = end.posted.pop_front() else { return false };
         if request.flags.contains(SendFlags::SIGNALED) {
             let length = request.local.map_or(0, |local| local.length);
-            let operation = match request.operation {
-                SendOperation::Write(_) | SendOperation::WriteWithImm(..) => CompletedOperation::Write,
-                SendOperation::Read(_) => CompletedOperation::Read,
-                SendOperation::CompareSwap { .. } => CompletedOperation::CompareSwap,
-                SendOperation::FetchAdd { .. } => CompletedOperation::FetchAdd,
-                _ => CompletedOperation::Send,
-            };
+            let operation = request.operation.completed();
             end.send_completions.push_back(succeeded(request.wr_id, operation, length));
         }
         true

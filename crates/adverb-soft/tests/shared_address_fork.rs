@@ -5,11 +5,16 @@
 
 mod support;
 
+use std::ffi::OsString;
+use std::fs;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, RawFd};
+use std::path::Path;
 
 use adverb_soft::link::{AddressShare, Link, TxPacket, UdpConfig, UdpLink};
 use adverb_wire::cm::ServiceId;
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork, pause};
@@ -24,6 +29,21 @@ impl Drop for Child {
         kill(self.0, Signal::SIGKILL).unwrap();
         waitpid(self.0, None).unwrap();
     }
+}
+
+/// Returns the descriptors of /dev/null, which replaces sockets in a child.
+fn null_descriptors() -> Vec<RawFd> {
+    let entries = fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap());
+    let is_null = |path: &Path| fs::read_link(path).is_ok_and(|target| target == Path::new("/dev/null"));
+    let number = |name: OsString| name.to_str().unwrap().parse().unwrap();
+    entries.filter(|entry| is_null(&entry.path())).map(|entry| number(entry.file_name())).collect()
+}
+
+/// Whether a program that this process starts doesn't inherit the descriptor.
+fn closes_on_exec(descriptor: RawFd) -> bool {
+    // SAFETY: the descriptor is open.
+    let descriptor = unsafe { BorrowedFd::borrow_raw(descriptor) };
+    FdFlag::from_bits_retain(fcntl(descriptor, FcntlArg::F_GETFD).unwrap()).contains(FdFlag::FD_CLOEXEC)
 }
 
 #[test]
@@ -48,13 +68,17 @@ fn a_forked_child_keeps_no_share_no_service_and_no_ring() {
     let service = ServiceId::tcp_port(7471);
     link.claim_service(service).unwrap();
     let (mut reader, mut writer) = std::io::pipe().unwrap();
+    let opened_before = null_descriptors();
     // SAFETY: the child only calls functions that are permitted in a child of a process with several threads, and the
     // allocator, which glibc permits.
     let child = match unsafe { fork() }.unwrap() {
         ForkResult::Child => {
             // The child has no ring, so the packet gets lost.
             let _ = sender.send(&[packet]);
-            let _ = writer.write_all(b"1");
+            let mut replaced = null_descriptors();
+            replaced.retain(|descriptor| !opened_before.contains(descriptor));
+            let inherited = replaced.iter().filter(|descriptor| !closes_on_exec(**descriptor)).count();
+            let _ = writer.write_all(&[replaced.len() as u8, inherited as u8]);
             loop {
                 pause();
             }
@@ -62,7 +86,8 @@ fn a_forked_child_keeps_no_share_no_service_and_no_ring() {
         ForkResult::Parent { child } => Child(child),
     };
     // The child gives up its copies before `fork` returns there.
-    reader.read_exact(&mut [0]).unwrap();
+    let mut counts = [0; 2];
+    reader.read_exact(&mut counts).unwrap();
     let received = drain(&mut link);
     assert_eq!(sender.send(&[packet]).unwrap(), 1);
     assert_eq!(collect(&mut link, 1).len(), 1);
@@ -71,6 +96,8 @@ fn a_forked_child_keeps_no_share_no_service_and_no_ring() {
     let (successor_share, claimed) = (successor.address_share(), successor.claim_service(service));
     drop(child);
     assert_eq!(received, [], "the child wrote into the ring");
+    let [replaced, inherited] = counts;
+    assert!(replaced > 1 && inherited == 0, "of {replaced} descriptors, a program inherits {inherited}");
     assert_eq!(successor_share, share);
     claimed.unwrap();
 }

@@ -190,7 +190,6 @@ fn write_operation(json: &mut JsonText, operation: &SendOperation) {
         SendOperation::Flush(_) => "flush",
         SendOperation::LocalInvalidate(_) => "local_invalidate",
         SendOperation::BindWindow(_) => "bind_window",
-        _ => "other",
     };
     json.field("operation", name);
     match operation {
@@ -223,7 +222,7 @@ fn write_operation(json: &mut JsonText, operation: &SendOperation) {
             json.field("window_rkey", bind.rkey).field("window_addr", Hex(bind.addr));
             json.field("window_length", Hex(bind.length));
         }
-        _ => {}
+        SendOperation::Send => {}
     }
 }
 
@@ -253,7 +252,6 @@ fn write_outcome(json: &mut JsonText, outcome: &Result<Success, Failure>) {
         CompletedOperation::LocalInvalidate => "local_invalidate",
         CompletedOperation::Recv { .. } => "recv",
         CompletedOperation::RecvWrite { .. } => "recv_write",
-        _ => "other",
     };
     json.field("operation", name).field("length", success.length);
     match success.operation {

@@ -99,7 +99,7 @@ fn multicast_datagram_has_several_receivers() {
     let first = side.qpn;
     let random = &mut side.random;
     let config = QpConfig::new(Transport::Ud, side.pd, side.cq, side.cq);
-    let second = side.device.create_qp(config, || random.next() as u32).unwrap();
+    let second = side.device.create_qp(config, || random.next_u64() as u32).unwrap();
     side.qpn = second;
     side.start_datagrams(now, 60);
     let group: std::net::IpAddr = "239.1.2.3".parse().unwrap();

@@ -14,14 +14,14 @@ use adverb_proto::types::{
 };
 use adverb_proto::{Cq, Device, QueueEvent, Srq, SrqConfig, Time};
 use adverb_trace::Trace;
+use adverb_wire::random::SplitMix64;
 use adverb_wire::{
     Aeth, CompareSwap, Header, Operation, Rc, ReadResponse, Reth, Send, Syndrome, Uc, Ud, Write,
 };
-use harness::Random;
 
 /// A generator of events. Most of the numbers by which events match are from small ranges, so that many events do.
 struct Events {
-    random: Random,
+    random: SplitMix64,
     cqs: Vec<Cq>,
     srqs: Vec<Srq>,
 }
@@ -32,7 +32,7 @@ impl Events {
         let pd = device.create_domain();
         let cqs = (0..3).map(|_| device.create_cq(1)).collect();
         let srqs = (0..3).map(|_| device.create_srq(SrqConfig::new(pd)).unwrap()).collect();
-        Events { random: Random(seed), cqs, srqs }
+        Events { random: SplitMix64(seed), cqs, srqs }
     }
 
     fn pick<T: Clone>(&mut self, values: &[T]) -> T {
@@ -45,7 +45,7 @@ impl Events {
     }
 
     fn psn(&mut self) -> Psn {
-        let is_far = self.random.chance(2);
+        let is_far = self.random.below(100) < 2;
         let bound = if is_far { 1 << 24 } else { 12 };
         Psn::wrapping((self.random.below(bound) as u32).wrapping_sub(6))
     }
@@ -61,12 +61,16 @@ impl Events {
 
     fn recv_queue(&mut self) -> RecvQueueId {
         let srqs = self.srqs.clone();
-        if self.random.chance(50) { RecvQueueId::Srq(self.pick(&srqs)) } else { RecvQueueId::Qp(self.qpn()) }
+        if self.random.below(100) < 50 {
+            RecvQueueId::Srq(self.pick(&srqs))
+        } else {
+            RecvQueueId::Qp(self.qpn())
+        }
     }
 
     fn header(&mut self) -> Header {
         let reth = Reth { va: 8, rkey: 1, length: self.random.below(5000) as u32 };
-        let syndrome = Syndrome::from_byte(self.random.next() as u8);
+        let syndrome = Syndrome::from_byte(self.random.next_u64() as u8);
         let aeth = Aeth { syndrome, msn: self.random.below(10) as u32 };
         let source_qp = self.qpn();
         let operations = [
@@ -123,7 +127,7 @@ impl Events {
         let (qpn, psn, request) = (self.qpn(), self.psn(), self.request());
         let (cqs, wr_id) = (self.cqs.clone(), self.random.below(3));
         let cq = self.pick(&cqs);
-        let length = self.random.next() as u32 >> self.random.below(32);
+        let length = self.random.next_u64() as u32 >> self.random.below(32);
         let segment = Segment { addr: 1, length, lkey: 3 };
         let states = [QpState::Reset, QpState::Init, QpState::ReadyToSend, QpState::Error];
         match self.random.below(20) {
@@ -135,7 +139,7 @@ impl Events {
                 remote: self.addr(),
                 path_mtu: PathMtu::Mtu256,
                 recv_psn: psn,
-                send_psn: self.random.chance(70).then(|| self.psn()),
+                send_psn: (self.random.below(100) < 70).then(|| self.psn()),
             },
             1 | 2 => TraceEvent::PostedSend {
                 qpn,
@@ -143,9 +147,9 @@ impl Events {
                 wr_id,
                 tag: wr_id,
                 operation: self.operation(),
-                flags: SendFlags::from_bits_retain(self.random.next() as u32),
+                flags: SendFlags::from_bits_retain(self.random.next_u64() as u32),
                 length,
-                sge_count: self.random.next() as u16,
+                sge_count: self.random.next_u64() as u16,
                 first_sge: Some(segment),
             },
             3 => TraceEvent::PostedRecv {
@@ -161,14 +165,14 @@ impl Events {
             5 => TraceEvent::DatagramAddrs { qpn, source: self.addr(), destination: self.addr() },
             6..=8 => TraceEvent::PacketSent {
                 qpn,
-                request: self.random.chance(70).then_some(request),
+                request: (self.random.below(100) < 70).then_some(request),
                 header: self.header(),
                 payload_len: length,
-                is_retransmission: self.random.chance(30),
+                is_retransmission: self.random.below(100) < 30,
             },
             9 | 10 => TraceEvent::PacketReceived {
                 qpn,
-                request: self.random.chance(50).then_some(request),
+                request: (self.random.below(100) < 50).then_some(request),
                 header: self.header(),
                 payload_len: length,
             },
@@ -208,16 +212,16 @@ impl Events {
 
     fn recording(&mut self, name: &str, count: usize) -> Recording {
         let host_id = self.random.below(3).into();
-        let clock = ClockOrigin { host_id, monotonic_nanos: self.random.next(), unix_nanos: 1 };
+        let clock = ClockOrigin { host_id, monotonic_nanos: self.random.next_u64(), unix_nanos: 1 };
         let mut time = self.random.below(1000);
         let events = (0..count).map(|_| {
             // Times of forged recordings can go back.
-            time = if self.random.chance(1) {
-                self.random.next()
+            time = if self.random.below(100) < 1 {
+                self.random.next_u64()
             } else {
                 time.wrapping_add(self.random.below(9))
             };
-            let payload = self.random.chance(20).then(|| [1, 7, 2, 3].repeat(9).into_boxed_slice());
+            let payload = (self.random.below(100) < 20).then(|| [1, 7, 2, 3].repeat(9).into_boxed_slice());
             RecordedEvent { time: Time::from_nanos(time), event: self.event(), payload }
         });
         let events = events.collect();

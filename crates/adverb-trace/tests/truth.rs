@@ -9,8 +9,9 @@ use adverb_proto::types::{FlushRange, Psn, SendFlags, SendOperation, Transport};
 use adverb_trace::{
     CqeState, Direction, Packet, PacketId, PacketRole, PsnRange, Request, RequestId, Trace, WqeState,
 };
+use adverb_wire::random::SplitMix64;
 use adverb_wire::{Operation, Rc, Syndrome};
-use harness::{Faults, MTU, Random, Seen, Side, World};
+use harness::{Faults, MTU, Seen, Side, World};
 
 /// An operation that the test posted.
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +63,7 @@ fn post(world: &mut World, drivers: &mut [Driver; 2], from: usize) {
         7 => u32::from(MTU.bytes()),
         _ => random.below(9000) as u32,
     };
-    let (kind, value, offset) = (random.below(11), random.next(), random.below(1000) * 8);
+    let (kind, value, offset) = (random.below(11), random.next_u64(), random.below(1000) * 8);
     let remote = world.sides[to].remote_address(100_000 + offset);
     let operation = match kind {
         0 | 1 => SendOperation::Send,
@@ -88,7 +89,7 @@ fn post(world: &mut World, drivers: &mut [Driver; 2], from: usize) {
         _ => length,
     };
     // Unsignaled requests succeed without a completion.
-    let is_signaled = world.random.chance(80);
+    let is_signaled = world.random.below(100) < 80;
     let flags = if is_signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
     let driver = &mut drivers[from];
     let tag = driver.posted.len() as u64;
@@ -119,8 +120,8 @@ fn post(world: &mut World, drivers: &mut [Driver; 2], from: usize) {
 }
 
 /// Posts receives, often too late, so that the peer gets RNR NAKs.
-fn post_recvs(side: &mut Side, random: &mut Random, now: adverb_proto::Time, driver: &mut Driver) {
-    if driver.recvs_posted < driver.recvs_needed && random.chance(15) {
+fn post_recvs(side: &mut Side, random: &mut SplitMix64, now: adverb_proto::Time, driver: &mut Driver) {
+    if driver.recvs_posted < driver.recvs_needed && random.below(100) < 15 {
         let tag = driver.recvs_posted as u64;
         side.recv(now, 77, tag, 10_000);
         driver.recvs_posted += 1;

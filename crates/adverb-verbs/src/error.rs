@@ -148,7 +148,7 @@ pub enum Error {
         /// The timeout.
         timeout: std::time::Duration,
         /// The operation: "waiting for a completion".
-        action: &'static str,
+        action: Cow<'static, str>,
     },
     /// The operation cannot finish without waiting.
     #[error("{action} would block: earlier messages are still queued, or the peer's receive ring is full{}", hint_line(&WOULD_BLOCK_HINT))]
@@ -321,7 +321,8 @@ mod tests {
 
     #[test]
     fn cause_appears_once() {
-        use crate::{PostError, raw::RawPostError};
+        use crate::raw::RawPostError;
+        use crate::request::PostError;
         let error = || Error::Unreachable {
             peer: ([192, 0, 2, 1], 7471).into(),
             stage: "sending the connect request",

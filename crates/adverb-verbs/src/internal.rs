@@ -5,15 +5,20 @@ use std::io;
 #[cfg(feature = "soft")]
 use std::net::IpAddr;
 
+use adverb_proto::types::{DeviceEvent, Endpoint, Failure, SendOperation, Success};
+
 use crate::cm;
+use crate::device::{Device, ProtectionDomain};
+use crate::error::Result;
 use crate::memory::{MemoryRegion, Payload, PoolBuf};
-use crate::{Device, DeviceEvent, Endpoint, ProtectionDomain, QueuePair, Result};
+use crate::queue_pair::QueuePair;
+use crate::request::{Completion, SendRequest};
 
 #[cfg(feature = "soft")]
 pub use crate::backend::{IcmpError, PathSocket};
-pub use crate::backend::{Interest, Watch, start_connect, wait_either, wait_many};
 pub use crate::cm::connection::CmHandle;
 pub use crate::deadline::Deadline;
+pub use crate::os::{Interest, Watch, call_at_exit, start_connect, wait_either, wait_many};
 
 /// Opens all RDMA hardware of this machine that Adverb supports.
 pub fn open_hardware() -> Vec<Device> {
@@ -64,6 +69,16 @@ pub fn begin_accept_with(
 /// and the peer's private data.
 pub fn into_parts(connection: cm::Connection) -> (QueuePair, CmHandle, Option<Endpoint>, Vec<u8>) {
     connection.into_parts()
+}
+
+/// Creates a send request from the plain form of its operation.
+pub fn send_request(operation: SendOperation, payload: Payload) -> SendRequest {
+    SendRequest::new(operation, payload)
+}
+
+/// Returns the plain form of a completion's outcome.
+pub fn plain_outcome(completion: &Completion) -> std::result::Result<Success, Failure> {
+    completion.plain_outcome()
 }
 
 /// Resets a queue pair and returns the tags and the memory of requests that did not complete, sends first.

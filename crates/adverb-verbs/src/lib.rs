@@ -35,94 +35,62 @@
 //! that the memory stays valid.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(
+    not(any(feature = "ibv", feature = "soft")),
+    allow(unreachable_code, unused_variables, reason = "without an engine no device exists")
+)]
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("adverb-verbs requires Linux; adverb-wire and adverb-proto work everywhere");
 
-mod address_cache;
-mod address_handle;
 mod backend;
-mod clock;
 pub mod cm;
-mod completion;
 mod completion_queue;
-mod completion_queue_control;
-mod connect_options;
-mod counters;
-mod datagram;
 mod deadline;
 mod device;
-mod drain;
 mod error;
-mod event;
 #[cfg(all(test, feature = "ibv", not(loom)))]
 mod explanations;
-mod in_flight;
 #[doc(hidden)]
 pub mod internal;
+mod logging;
 pub mod memory;
-mod memory_window;
-#[cfg(all(test, not(loom)))]
-mod messages;
-mod multicast;
-mod poller;
-mod post;
-mod protection_domain;
-mod query;
+mod os;
 mod queue_pair;
-mod queue_pair_builder;
-mod queue_pair_recording;
-pub mod raw;
 mod recorder;
 pub mod recording;
 mod request;
-mod ring;
-mod scope;
+mod request_id;
 mod shared_receive_queue;
 #[cfg(feature = "soft")]
 mod soft_device;
 mod stats;
 #[cfg(all(test, feature = "soft", not(loom)))]
 mod tests;
-mod traffic;
 
 pub use adverb_proto::ResourceCounts;
 #[doc(inline)]
 pub use adverb_proto::explain;
 pub use adverb_proto::types::{
-    Access, ArmFor, CompletedOperation, DeviceAttributes, DeviceEvent, DeviceInfo, Endpoint, Failure,
-    FlushCapabilities, FlushPlacement, Gid, GidEntry, GidType, LinkLayer, ModerationLimits, OdpCapabilities,
-    OdpOperations, PathMtu, PeerAttributes, Port, PortState, Psn, QpState, Qpn, QueuePairAttributes,
-    RemoteAddress, Status, Success, TimestampClock, TimestampSource, Transport,
+    Access, ArmFor, DeviceAttributes, DeviceEvent, DeviceInfo, Endpoint, Failure, FlushCapabilities,
+    FlushPlacement, Gid, GidEntry, GidType, LinkLayer, ModerationLimits, OdpCapabilities, OdpOperations,
+    PathMtu, PeerAttributes, Port, PortState, Psn, QpState, Qpn, QueuePairAttributes, RemoteAddress, Status,
+    TimestampClock, TimestampSource, Transport,
 };
-
-pub use address_handle::{AddressHandle, UdDestination};
 pub use adverb_wire::IpHeader;
-pub use clock::ClockSample;
-pub use completion::{Completion, RequestId, RequestIds};
+
+pub use completion_queue::poller::{Poller, PollerExit, PollerOptions, PollerStats};
 pub use completion_queue::{CompletionQueue, CompletionQueueBuilder};
-pub use connect_options::ConnectOptions;
-pub use counters::{Counters, CountersDelta};
-pub use datagram::Datagram;
-pub use device::Device;
+pub use device::clock::ClockSample;
+pub use device::counters::{Counters, CountersDelta};
+pub use device::{AddressHandle, Device, ProtectionDomain, Traffic, UdDestination};
 pub use error::{Error, Result};
-pub use memory_window::MemoryWindow;
-pub use poller::{Poller, PollerExit, PollerOptions, PollerStats};
-pub use protection_domain::ProtectionDomain;
-pub use queue_pair::QueuePair;
-pub use queue_pair_builder::QueuePairBuilder;
-pub use request::{PostError, RecvRequest, SendRequest};
-pub use scope::Scope;
+pub use memory::window::MemoryWindow;
+pub use queue_pair::raw;
+pub use queue_pair::{ConnectOptions, Datagram, QueuePair, QueuePairBuilder, Scope};
+pub use request::{CompletedOperation, Completion, PostError, RecvRequest, RequestIds, SendRequest, Success};
+pub use request_id::RequestId;
 pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueBuilder};
 #[cfg(feature = "soft")]
 pub use soft_device::{Dcqcn, FaultConfig, IcrcCheck, SoftDevice, Switch, SwitchConfig};
 pub use stats::{CompletionQueueStats, QueuePairStats, QueueStats};
-pub use traffic::Traffic;
-
-/// Logs from code that must not unwind: a panic of the log's subscriber is caught.
-fn log_without_unwinding(log: impl FnOnce()) {
-    if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(log)) {
-        // Dropping the panic's payload may panic, too.
-        std::mem::forget(panic);
-    }
-}

@@ -8,19 +8,28 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, PipeWriter, Write};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
 use adverb_proto::trace::{EventSink, Recorder, RecorderOptions, Recording, StopCause, StopOn, TraceEvent};
-use adverb_proto::types::Qpn;
+use adverb_proto::types::{DeviceEvent, Qpn};
 use adverb_proto::{QueueEvent, Srq, Time};
 use parking_lot::Mutex;
 
-use crate::DeviceEvent;
-use crate::backend::clock_origin;
 use crate::error::{Error, Result};
-use crate::recording::{StopSignal, already_recording};
+use crate::os::clock_origin;
+
+/// A descriptor that becomes readable when a recorder stops by itself, and stays readable.
+pub(crate) type StopSignal = Arc<dyn AsFd + Send + Sync>;
+
+/// Returns the error of starting a second recording of a device.
+pub(crate) fn already_recording(device: &str) -> Error {
+    Error::InvalidRequest {
+        reason: format!("{device} is being recorded already: stop that recording first").into(),
+    }
+}
 
 /// The recorder of a device.
 #[derive(Debug)]
@@ -244,7 +253,7 @@ impl DeviceRecorder {
         active.stop_cause = Some(cause);
         // The pipe is empty, and the active recording holds its reader.
         if let Err(error) = active.stopped.write_all(&[1]) {
-            crate::log_without_unwinding(
+            crate::logging::log_without_unwinding(
                 || tracing::error!(%error, "reporting that a recording has stopped failed"),
             );
         }
@@ -431,7 +440,7 @@ mod tests {
         let [mut one, mut other] = [(); 2].map(|()| QueueRecorder::new(Some(&device)));
         let options = RecorderOptions { stop_on: StopOn::Failure, ..RecorderOptions::default() };
         let stopped = device.start("test", &options).unwrap();
-        let is_stopped = || crate::backend::wait_either(stopped.as_fd(), None, Some(Duration::ZERO)).unwrap();
+        let is_stopped = || crate::os::wait_either(stopped.as_fd(), None, Some(Duration::ZERO)).unwrap();
         record(&mut other, 1);
         assert!(!is_stopped() && device.stop_cause().is_none());
         let failed = TraceEvent::Completed {

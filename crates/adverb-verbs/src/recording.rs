@@ -70,16 +70,18 @@ use std::time::Duration;
 use adverb_proto::trace::{Recorder, RecorderOptions, StopOn};
 use parking_lot::Mutex;
 
+use crate::deadline::Deadline;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::os::wait_either;
+use crate::queue_pair::QueuePair;
+use crate::recorder::StopSignal;
+
 pub use adverb_proto::trace::{
     ClockOrigin, DropReason, Queue, RecordedEvent, Recording, RecvQueueId, RetryCause, StopCause, TimerKind,
     TraceEvent,
 };
 pub use adverb_proto::{QueueEvent, Time};
-
-use super::deadline::Deadline;
-use super::{Device, QueuePair};
-use crate::backend;
-use crate::error::{Error, Result};
 
 /// The number of events that a recording keeps by default: they take 1 MiB. With 8 times as many, a 64-byte message took a
 /// fifth more CPU time, because the events no longer fit the L2 cache of 2 MiB (`cargo xtask bench soft`).
@@ -87,9 +89,6 @@ const DEFAULT_CAPACITY: usize = 1 << 13;
 
 /// A function that receives a recording that stopped by itself.
 type OnStop = Box<dyn FnOnce(Recording) + Send>;
-
-/// A descriptor that becomes readable when a recorder stops by itself, and stays readable.
-pub(crate) type StopSignal = Arc<dyn AsFd + Send + Sync>;
 
 impl Device {
     /// Returns a builder of a recording of the device's events.
@@ -157,7 +156,7 @@ impl RecordingBuilder {
         queue_pairs: impl IntoIterator<Item = &'a QueuePair>,
     ) -> RecordingBuilder {
         for queue_pair in queue_pairs {
-            if !queue_pair.domain.device().is(&self.device) {
+            if !queue_pair.protection_domain().device().is(&self.device) {
                 self.foreign = Some(queue_pair.name());
             }
             self.options.qps.push(queue_pair.qpn());
@@ -301,8 +300,10 @@ impl ActiveRecording {
         loop {
             let left = deadline.left();
             let limit = (left != Duration::MAX).then_some(left);
-            let is_stopped = backend::wait_either(self.stopped.as_fd(), None, limit).map_err(|error| {
-                Error::Verb { action: "waiting for a recording to stop".to_owned(), error, hint: "".into() }
+            let is_stopped = wait_either(self.stopped.as_fd(), None, limit).map_err(|error| Error::Verb {
+                action: "waiting for a recording to stop".to_owned(),
+                error,
+                hint: "".into(),
             })?;
             if is_stopped || left.is_zero() {
                 return Ok(is_stopped);
@@ -361,10 +362,10 @@ impl ActiveRecording {
 /// Waits until the recording stops by itself, or is ended. Returns whether it stopped by itself.
 fn wait_for_stop(stopped: &StopSignal, canceled: &PipeReader) -> bool {
     loop {
-        match backend::wait_either(stopped.as_fd(), Some(canceled.as_fd()), None) {
+        match wait_either(stopped.as_fd(), Some(canceled.as_fd()), None) {
             // The recording may have stopped by itself before it was ended.
             Ok(true) => {
-                let is_stopped = backend::wait_either(stopped.as_fd(), None, Some(Duration::ZERO));
+                let is_stopped = wait_either(stopped.as_fd(), None, Some(Duration::ZERO));
                 return is_stopped.unwrap_or(false);
             }
             Ok(false) => {}
@@ -385,13 +386,6 @@ impl Drop for ActiveRecording {
 impl fmt::Debug for ActiveRecording {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ActiveRecording").field("device", &self.device).finish_non_exhaustive()
-    }
-}
-
-/// Returns the error of starting a second recording of a device.
-pub(crate) fn already_recording(device: &str) -> Error {
-    Error::InvalidRequest {
-        reason: format!("{device} is being recorded already: stop that recording first").into(),
     }
 }
 

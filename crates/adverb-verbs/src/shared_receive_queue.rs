@@ -8,12 +8,13 @@ use adverb_proto::Srq;
 use adverb_proto::trace::{EventSink, RecvQueueId, TraceEvent};
 use adverb_proto::types::{self as plain, Segment};
 
-use super::completion::{Completion, RequestId};
-use super::{PostError, ProtectionDomain, RecvRequest};
-use crate::backend::{self, RawOutcome, RecvList, flag};
+use crate::backend::{self, PostFailure, RawOutcome, RecvList, flag};
+use crate::device::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::memory::{Payload, PayloadSegment};
 use crate::recorder::QueueRecorder;
+use crate::request::{Completion, PostError, RecvRequest};
+use crate::request_id::RequestId;
 
 /// A receive queue that several queue pairs share: each message that one of them receives consumes a receive request of
 /// the queue. Cloning returns another handle to the same queue.
@@ -65,15 +66,15 @@ pub(super) fn shared_queue_of(wr_id: u64) -> Option<u32> {
 }
 
 impl Table {
-    fn new(depth: u32, id: u32, recorder: QueueRecorder) -> Table {
+    fn new(depth: u32, id: u32, device: &backend::Device) -> Table {
         Table {
             slots: (0..depth).map(|_| Slot::default()).collect(),
             free: (0..=u16::MAX).take(depth as usize).rev().collect(),
             id_base: SHARED | u64::from(id) << 32,
             flags: 0,
             segments: Vec::new(),
-            list: RecvList::default(),
-            recorder,
+            list: device.recv_list(),
+            recorder: QueueRecorder::new(device.recorder()),
         }
     }
 
@@ -135,9 +136,10 @@ impl SharedReceiveQueue {
         list.add(&plain::RecvRequest { wr_id: id, tag: request.tag, segments });
         // The time is read before posting, so that it is earlier than the completion's.
         let recorded_at = recorder.time();
-        let posted = self.0.backend.post_recvs(list);
+        let posted =
+            self.0.backend.post_recvs(list).map_err(|errno| PostFailure::new(errno, list.posted_count()));
         // The device may have accepted the request, unless it reports that it rejected it.
-        let rejected = matches!(&posted, Err(failure) if failure.posted == Some(0));
+        let rejected = matches!(&posted, Err(failure) if failure.posted_count == Some(0));
         if let (Some(time), false) = (recorded_at, rejected) {
             let (queue, request) = (RecvQueueId::Srq(Srq::from_number(self.0.id)), list.posted_request(0));
             let event = TraceEvent::posted_recv(queue, request.wr_id as u32, &request);
@@ -162,7 +164,7 @@ impl SharedReceiveQueue {
         }
     }
 
-    /// Requests one [`SharedReceiveQueueLimit`](super::DeviceEvent::SharedReceiveQueueLimit) event. The device raises
+    /// Requests one [`SharedReceiveQueueLimit`](crate::DeviceEvent::SharedReceiveQueueLimit) event. The device raises
     /// the event when fewer than `limit` requests remain.
     ///
     /// # Errors
@@ -253,6 +255,13 @@ pub struct SharedReceiveQueueBuilder {
     segments: u32,
 }
 
+impl ProtectionDomain {
+    /// Returns a builder of a shared receive queue for `depth` requests.
+    pub fn shared_receive_queue(&self, depth: u32) -> SharedReceiveQueueBuilder {
+        SharedReceiveQueueBuilder::new(self, depth)
+    }
+}
+
 impl SharedReceiveQueueBuilder {
     pub(super) fn new(domain: &ProtectionDomain, depth: u32) -> SharedReceiveQueueBuilder {
         SharedReceiveQueueBuilder { domain: domain.clone(), depth, segments: 1 }
@@ -285,11 +294,11 @@ impl SharedReceiveQueueBuilder {
         let id = NEXT_ID.fetch_add(1, Ordering::Relaxed) & (u32::MAX >> 2);
         let (backend, segments) =
             self.domain.backend().shared_receive_queue(self.depth, self.segments, id)?;
-        let recorder = QueueRecorder::new(self.domain.device().backend().recorder());
+        let table = Table::new(self.depth, id, self.domain.device().backend());
         Ok(SharedReceiveQueue(Arc::new(Inner {
             domain: self.domain,
             backend: Arc::new(backend),
-            table: Arc::new(Mutex::new(Table::new(self.depth, id, recorder))),
+            table: Arc::new(Mutex::new(table)),
             id,
             depth: self.depth,
             segments,

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use adverb_proto::Congestion;
 use adverb_proto::types::PathMtu;
 
+use crate::backend::{SoftLink, SoftOptions};
+use crate::device::Device;
+use crate::error::Result;
+
 pub use adverb_proto::{Dcqcn, IcrcCheck};
 pub use adverb_soft::link::{FaultConfig, Switch, SwitchConfig};
-
-use super::Device;
-use crate::backend::{SoftLink, SoftOptions};
-use crate::error::Result;
 
 /// A builder for a software device, with the options that a device name ([`Device::open`]) can't express.
 ///
@@ -118,6 +118,22 @@ impl SoftDevice {
     /// With IPv6 the probability is always 2⁻³².
     pub fn adverb_peers_only(mut self) -> SoftDevice {
         self.0.adverb_peers_only = true;
+        self
+    }
+
+    /// Shares the device's address and UDP port with no other process. Other processes of the user, also those in containers
+    /// with the same network, can then neither receive nor send packets as this device. If another device has port 4791
+    /// of the address, this one has another port. The environment variable `ADVERB_EXCLUSIVE=1` has the same effect on all
+    /// devices of a process.
+    ///
+    /// ```
+    /// use adverb::verbs::SoftDevice;
+    ///
+    /// let device = SoftDevice::at_addr("127.9.8.6".parse()?).exclusive().open()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn exclusive(mut self) -> SoftDevice {
+        self.0.exclusive = true;
         self
     }
 

@@ -55,14 +55,14 @@ mod frame;
 mod header;
 mod icrc;
 mod ip;
-#[cfg(test)]
-mod messages;
 mod opcode;
 mod operation;
 mod packet;
 mod print;
 mod psn;
 mod qpn;
+#[doc(hidden)]
+pub mod random;
 
 pub use aeth::{Aeth, Credits, NakCode, ReservedSyndrome, RnrTimer, Syndrome};
 pub use frame::{Frame, FrameError, MAX_OUTER_HEADER_LEN, UDP_HEADER_LEN};

@@ -8,8 +8,7 @@ use adverb_wire::{
     Syndrome,
 };
 
-mod random;
-use random::Random;
+use adverb_wire::random::SplitMix64;
 
 /// The maximum tested length of headers and payload: each opcode has a payload in some packets, because no headers are
 /// longer than `MAX_HEADER_LEN`.
@@ -17,7 +16,7 @@ const MAX_TESTED_LEN: usize = MAX_HEADER_LEN + 8;
 
 #[test]
 fn every_opcode_pad_count_and_length_parses_within_bounds_or_is_rejected() {
-    let mut random = Random::new(1);
+    let mut random = SplitMix64(1);
     let (mut parsed, mut rejected) = (0u32, 0u32);
     for opcode in 0..=255 {
         for pad in 0..4 {
@@ -111,7 +110,7 @@ fn assert_ip_ids_recovered(ip_ids: impl Iterator<Item = u16> + Clone + std::mark
 fn count_recovered(flow: &Flow, total_len: usize, ip_ids: impl Iterator<Item = u16>) -> usize {
     let header = Header::new(Qpn::truncate(7), Psn::ZERO, Operation::Rc(Rc::Send(Send::Only(None))));
     let mut payload = vec![0; total_len - 44];
-    Random::new(total_len as u64).fill(&mut payload);
+    SplitMix64(total_len as u64).fill(&mut payload);
     let mut head = [0; MAX_HEADER_LEN];
     let mut bytes = Vec::new();
     ip_ids
@@ -134,7 +133,7 @@ fn one_corrupt_packet_in_65536_passes_ip_id_recovery_and_none_passes_verify() {
     let flow = Flow::v4("10.0.0.1:49152".parse().unwrap(), "10.0.0.2:4791".parse().unwrap());
     let header = Header::new(Qpn::truncate(7), Psn::ZERO, Operation::Rc(Rc::Send(Send::Only(None))));
     let mut head = [0; MAX_HEADER_LEN];
-    let mut random = Random::new(2);
+    let mut random = SplitMix64(2);
     let (mut recovered, mut verified) = (0u32, 0u32);
     for _ in 0..PACKETS / 64 {
         let mut payload = [0; 64];
@@ -143,7 +142,7 @@ fn one_corrupt_packet_in_65536_passes_ip_id_recovery_and_none_passes_verify() {
         for at in 0..64 {
             // Eight bytes are corrupted: more than the 32 bits within which a CRC detects every error.
             let mut corrupt = [&head[..emitted.header_len], &payload, &emitted.trailer].concat();
-            let change = (random.next() | 1).to_le_bytes();
+            let change = (random.next_u64() | 1).to_le_bytes();
             let at = 12 + at % 57;
             corrupt[at..at + 8].iter_mut().zip(change).for_each(|(byte, change)| *byte ^= change);
             let packet = Packet::parse(&corrupt).expect("only the payload is corrupt");

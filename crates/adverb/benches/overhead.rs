@@ -10,7 +10,7 @@
 mod counting;
 
 use adverb::memory::{Buffer, RemoteMemory};
-use adverb::verbs::raw::{Completions, Segment, SendFlags, SendList, SendOperation};
+use adverb::verbs::raw::{Completions, Segment, SendFlags, SendOperation};
 use adverb::verbs::{Access, Completion, CompletionQueue, Device, QueuePair, SendRequest, Transport};
 use counting::allocations;
 
@@ -85,7 +85,7 @@ fn run_raw(
     let batch = if mode == "raw-batch" { u64::from(BATCH) } else { 1 };
     let region = queue_pair.protection_domain().region(4096, Access::LOCAL_WRITE)?;
     let segment = Segment { addr: region.remote().addr, length: 64, lkey: region.lkey() };
-    let (mut list, mut entries) = (SendList::new(), Completions::new(16));
+    let (mut list, mut entries) = (queue_pair.raw_send_list(), Completions::new(16));
     let (mut round, mut completed, mut before) = (0, 0, 0);
     while round < rounds {
         list.clear();

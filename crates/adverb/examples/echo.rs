@@ -42,7 +42,7 @@ fn serve(address: &str) -> adverb::Result<()> {
 }
 
 fn echo(connection: Connection) -> adverb::Result<()> {
-    // The received buffer is sent without a copy.
+    // A long message is sent without a copy.
     while let Some(message) = connection.recv()? {
         connection.send(message)?;
     }

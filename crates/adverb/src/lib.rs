@@ -1,4 +1,4 @@
-//! RDMA for Rust: safe, easy, and available everywhere.
+//! RDMA for Rust: safe, easy, and available on every Linux machine.
 //!
 //! ```
 //! # #[cfg(all(feature = "soft", feature = "tokio"))]
@@ -9,7 +9,7 @@
 //!     tokio::spawn(async move {
 //!         let connection = listener.accept().await?;
 //!         while let Some(message) = connection.recv().await? {
-//!             connection.send(message).await?; // sends the received buffer; copies nothing
+//!             connection.send(message).await?; // copies the message only if it is short
 //!         }
 //!         connection.close().await
 //!     });
@@ -25,7 +25,7 @@
 //! - [`manual`] explains Adverb, beginning with a first connection.
 //! - [`net`] contains connections: listeners, connectors, messages, streams, and access to a peer's memory. Its callers
 //!   need no knowledge of RDMA.
-//! - [`verbs`] contains devices, queue pairs and completion queues, with every option of RDMA. Safe code cannot cause
+//! - [`verbs`] contains devices, queue pairs and completion queues, with RDMA's options. Safe code cannot cause
 //!   undefined behavior.
 //! - [`memory`] contains the types of memory that requests read and write.
 //! - [`verbs::recording`] records requests, packets and completions; `trace` (a feature) shows the recordings.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use adverb::memory::{
     Buffer, Memory, MemoryRegion, Pages, Payload, PayloadSegment, Pool, RegionSlice, RemoteMemory,
 };
-use adverb::verbs::raw::{Completions, Segment, SendFlags, SendList, SendOperation};
+use adverb::verbs::raw::{Completions, Segment, SendFlags, SendOperation};
 use adverb::verbs::{
     Access, CompletionQueue, Device, PostError, ProtectionDomain, QueuePair, RecvRequest, SendRequest,
     Transport,
@@ -345,7 +345,7 @@ fn a_raw_request_with_the_key_of_another_domain_of_the_device_fails() -> Result<
     right.queue_pair.post_recv(own.buffer(LEN)?)?;
     let region = theirs.region(LEN, Access::LOCAL_WRITE)?;
     let segment = Segment { addr: region.remote().addr, length: LEN as u32, lkey: region.lkey() };
-    let (mut list, mut completions) = (SendList::new(), Completions::new(1));
+    let (mut list, mut completions) = (left.queue_pair.raw_send_list(), Completions::new(1));
     list.add(7, SendOperation::Send, SendFlags::SIGNALED, &[segment]);
     // SAFETY: the region outlives the queue pair and isn't written to, and only this code polls the queue. The lkey is
     // of another domain of the same device, whose lkeys are unique: the device finds the region and rejects the

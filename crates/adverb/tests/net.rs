@@ -320,7 +320,7 @@ fn a_client_with_another_protocol_gets_an_error_message() {
         responses
     });
     assert!(
-        version.contains("protocol version 7 was received, but only version 1 is supported"),
+        version.contains("protocol version 7 was received, but only version 2 is supported"),
         "{version:?}"
     );
     assert!(http.contains("does not speak"), "{http:?}");

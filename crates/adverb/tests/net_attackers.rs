@@ -62,7 +62,7 @@ impl Attacker {
     fn new(device: &Device, address: SocketAddr, greet: impl FnOnce(Endpoint) -> Vec<u8>) -> Attacker {
         let end = End::new(device, 8, false);
         for _ in 0..4 {
-            end.queue_pair.post_recv(RecvRequest::new(end.buffer(0, 256)).tag(RECEIVE)).unwrap();
+            end.queue_pair.post_recv(RecvRequest::new(end.buffer(0, 4096)).tag(RECEIVE)).unwrap();
         }
         let mut stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(common::TIMEOUT)).unwrap();
@@ -71,7 +71,7 @@ impl Attacker {
         stream.read_exact(&mut server_greeting).unwrap();
         assert_eq!(
             server_greeting[..11],
-            *b"adverb\r\n\x01\x00\x01",
+            *b"adverb\r\n\x02\x00\x01",
             "{}",
             String::from_utf8_lossy(&server_greeting)
         );
@@ -163,7 +163,7 @@ fn a_peer_without_a_proof_gets_no_data_and_no_access() {
         let read = attacker.end.run(SendRequest::read(attacker.end.buffer(1, 8), remote_addr));
         assert_eq!(read.outcome().unwrap_err().status, Status::RemoteInvalidRequest);
         // The listener receives one message, and doesn't reply if it isn't a proof.
-        for message in [&[0; 64][..], &[0; 32], b"adverb\r\n\x01\x00", &[1]] {
+        for message in [&[0; 64][..], &[0; 32], b"adverb\r\n\x02\x00", &[1]] {
             let attacker = Attacker::new(&device, address, greet_with_nonce);
             attacker.send(message);
             assert_eq!(attacker.receive_within(SILENCE_TIMEOUT), None);
@@ -395,7 +395,7 @@ fn malformed_private_data_doesnt_stop_a_listener() {
                 // The peer must prove that it has the key, but disconnects.
                 Ok(connection) => drop(connection),
                 Err(Error::CmRejected { private_data, .. }) => {
-                    assert!(private_data.starts_with(b"adverb\r\n\x01\x00\x02"), "{private_data:?}");
+                    assert!(private_data.starts_with(b"adverb\r\n\x02\x00\x02"), "{private_data:?}");
                     let reason = String::from_utf8_lossy(&private_data[16..]);
                     assert!(number > 0 || reason.contains("protocol version 7 was received"), "{reason}");
                 }
@@ -431,7 +431,7 @@ impl HostilePeer {
             let attacker = Attacker::new(device, listener.local_addr(), greet);
             let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
             let ring = attacker.end.domain.region(4096, rights).unwrap();
-            let mut hello = b"adverb\r\n\x01\x00".to_vec();
+            let mut hello = b"adverb\r\n\x02\x00".to_vec();
             hello.extend(64u16.to_le_bytes());
             hello.extend(4096u32.to_le_bytes());
             hello.extend(ring.remote().addr.to_le_bytes());

@@ -12,6 +12,49 @@ use adverb::net::blocking::{Connection, Connector, Listener};
 use adverb::net::{Bootstrap, Key, Options};
 use adverb::verbs::{Device, FaultConfig, SoftDevice, Switch};
 
+#[test]
+fn errors_name_the_object_of_the_failed_operation() {
+    let assert_says = |error: Error, parts: &[&str]| {
+        let text = error.to_string();
+        for part in parts {
+            assert!(text.contains(part), "{part} is missing: {text}");
+        }
+    };
+    let options = Options::new().connect_timeout(Duration::from_millis(300));
+    let connector = Connector::new().options(&options);
+
+    let unknown = connector.connect("no-such-host.invalid:7471").unwrap_err();
+    assert_says(unknown, &["resolving \"no-such-host.invalid:7471\" failed", "hint: check the name"]);
+    let unknown = connector.connect(("no-such-host.invalid", 7471)).unwrap_err();
+    assert_says(unknown, &["no-such-host.invalid", "hint: check the name"]);
+    let without_port = connector.connect("127.0.0.1").unwrap_err();
+    assert_says(without_port, &["resolving \"127.0.0.1\" failed", "hint: use a host and a port"]);
+
+    let listener = Listener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr();
+    let in_use = Listener::bind(address).unwrap_err();
+    assert_says(in_use, &[&format!("listening at {address} failed"), "hint: use another port"]);
+
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent_addr = silent.local_addr().unwrap();
+    let error = connector.connect(silent_addr).unwrap_err();
+    let attempt = format!("connecting to {silent_addr} failed while waiting for the listener's greeting");
+    assert_says(error, &[&attempt, "accepted TCP, but sent no greeting within 300ms", "Adverb listener"]);
+
+    drop(silent);
+    let refused = connector.connect(silent_addr).unwrap_err();
+    assert_says(refused, &[&silent_addr.to_string(), "hint: start the listener"]);
+
+    let (connection, peer) = scope(|scope| {
+        let server = scope.spawn(|| listener.accept().unwrap());
+        (Connector::new().connect(address).unwrap(), server.join().unwrap())
+    });
+    let late = connection.recv_timeout(Duration::from_millis(1)).unwrap_err();
+    let expected = format!("timed out after 1ms while waiting for a message on the connection to {address}");
+    assert_says(late, &[&expected]);
+    drop(peer);
+}
+
 /// Opens two software devices on a switch in memory, with addresses in `network`.
 fn devices(network: [u8; 3], faults: Option<FaultConfig>) -> [(IpAddr, Device); 2] {
     let switch = Switch::default();
@@ -286,4 +329,28 @@ mod tasks {
             assert!(matches!(error, Error::HandshakeRejected { .. }), "{error}");
         }
     }
+}
+
+#[test]
+fn a_source_with_too_many_connections_gets_no_further_one() {
+    let options = Options::new().max_connections_per_source(2).timeout(Duration::from_secs(30));
+    let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
+    let connect = || Connector::new().options(&options).connect(listener.local_addr());
+    scope(|scope| {
+        let mut accepted = Vec::new();
+        let mut connections = Vec::new();
+        for _ in 0..2 {
+            let server = scope.spawn(|| listener.accept().unwrap());
+            connections.push(connect().unwrap());
+            accepted.push(server.join().unwrap());
+        }
+        // This call drives the handshake of the refused connection, and returns the next one.
+        let server = scope.spawn(|| listener.accept().unwrap());
+        assert!(connect().and_then(|connection| connection.recv()).is_err());
+        assert!(!server.is_finished());
+        accepted.pop();
+        let connection = connect().unwrap();
+        connection.send(b"hello").unwrap();
+        assert_eq!(server.join().unwrap().recv().unwrap().as_deref(), Some(&b"hello"[..]));
+    });
 }

@@ -90,7 +90,7 @@ fn greeting(addr: IpAddr) -> Vec<u8> {
     let numbers =
         [&0u16.to_le_bytes()[..], &1024u16.to_le_bytes(), &0x1234u32.to_le_bytes(), &16u32.to_le_bytes()];
     let body = [&gid[..], &numbers.concat(), &[9; 32]].concat();
-    [b"adverb\r\n\x01\x00\x01\x03", &[body.len() as u8, 0, 0, 0][..], &body].concat()
+    [b"adverb\r\n\x02\x00\x01\x03", &[body.len() as u8, 0, 0, 0][..], &body].concat()
 }
 
 /// Stops a listener when it is dropped, also after a failed assertion, so that no accepting thread waits forever.

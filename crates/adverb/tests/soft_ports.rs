@@ -283,3 +283,42 @@ fn child_process() {
     // Waits until the peer has closed its end, because the last message may have to be retransmitted.
     std::io::stdin().read_line(&mut line).unwrap();
 }
+
+/// The environment variable with the address of the process that the test below starts.
+const EXCLUSIVE_ADDRESS: &str = "ADVERB_TEST_EXCLUSIVE_ADDRESS";
+
+/// Whether a process lets others share its address: it then has names in the kernel.
+fn is_shared(address: IpAddr) -> bool {
+    std::fs::read_to_string("/proc/net/unix").unwrap().contains(&format!("@adverb/{address}:4791/"))
+}
+
+#[test]
+fn an_exclusive_device_shares_its_address_with_no_process() {
+    let device = SoftDevice::at_addr(address()).open().unwrap();
+    assert!(is_shared(gid(&device).udp_addr().ip()));
+    let exclusive = SoftDevice::at_addr(address()).exclusive().open().unwrap();
+    assert_eq!(gid(&exclusive).udp_addr().port(), 4791);
+    assert!(!is_shared(gid(&exclusive).udp_addr().ip()));
+    for (value, expected) in [("1", "false"), ("0", "true")] {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "exclusive_process", "--ignored", "--nocapture"])
+            .env(EXCLUSIVE_ADDRESS, address().to_string())
+            .env("ADVERB_EXCLUSIVE", value)
+            .output()
+            .unwrap();
+        let output = String::from_utf8(output.stdout).unwrap();
+        assert!(output.contains(&format!("by name {expected}, by address {expected}")), "{output}");
+    }
+}
+
+#[test]
+#[ignore = "run by an_exclusive_device_shares_its_address_with_no_process"]
+fn exclusive_process() {
+    let Ok(address) = std::env::var(EXCLUSIVE_ADDRESS) else { return };
+    let address = address.parse().unwrap();
+    let device = Device::open(&format!("soft:{address}")).unwrap();
+    let by_name = is_shared(address);
+    drop(device);
+    let _device = SoftDevice::at_addr(address).open().unwrap();
+    println!("by name {by_name}, by address {}", is_shared(address));
+}

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use adverb::Error;
-use adverb::verbs::raw::{Completions, RecvList, Segment, SendFlags, SendList, SendOperation};
+use adverb::verbs::raw::{Completions, Segment, SendFlags, SendOperation};
 use adverb::verbs::{Access, CompletedOperation, QpState, SendRequest, Status};
 
 use common::{End, TIMEOUT, assert_logs_no_error, device, pair};
@@ -138,7 +138,7 @@ fn raw_requests_are_posted_and_polled() {
         length,
         lkey: source.lkey(),
     };
-    let mut list = SendList::new();
+    let mut list = left.queue_pair.raw_send_list();
     let mut completions = Completions::new(8);
     for round in 0..4 {
         list.clear();
@@ -179,10 +179,10 @@ fn raw_receives_and_failures_are_polled() {
     let (left, right) = pair(&device, 8, false);
     let (source, target) = (shared(&left, 64), shared(&right, 64));
     source.write(0, b"raw").unwrap();
-    let mut recvs = RecvList::new();
+    let mut recvs = right.queue_pair.raw_recv_list();
     recvs.add(1, &[Segment { addr: target.remote().addr, length: 64, lkey: target.lkey() }]);
     recvs.add(2, &[]);
-    let mut sends = SendList::new();
+    let mut sends = left.queue_pair.raw_send_list();
     let segment = Segment { addr: source.remote().addr, length: 3, lkey: source.lkey() };
     sends.add(3, SendOperation::SendWithImm(77), SendFlags::SIGNALED, &[segment]);
     // SAFETY: as above. The last request is flushed before the regions are dropped.

@@ -100,7 +100,7 @@ impl Connection for Client {
     }
 }
 
-/// A generator of random numbers (SplitMix64).
+/// A generator of random numbers (SplitMix64). Adverb's own is not public API, and an example uses only that.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 

@@ -8,9 +8,9 @@ use anyhow::{Result, bail};
 use crate::process;
 
 /// The packages for builds and checks: a linker and C headers, a C++ compiler for libFuzzer, rdma-core's headers
-/// (adverb-sys is compared with them), tshark, and valgrind.
+/// (adverb-sys is compared with them), a firewall for tests, tshark, and valgrind.
 pub const BUILD: &[&str] =
-    &["gcc", "g++", "libc6-dev", "libibverbs-dev", "librdmacm-dev", "tshark", "valgrind"];
+    &["gcc", "g++", "libc6-dev", "libibverbs-dev", "librdmacm-dev", "nftables", "tshark", "valgrind"];
 
 /// The packages for the guest with soft-RoCE, and the programs that run in it.
 pub const VM: &[&str] = &[
@@ -26,6 +26,9 @@ pub const VM: &[&str] = &[
     "strace",
     "xz-utils",
 ];
+
+/// The packages for clean Debian systems in which Adverb's packages are installed.
+pub const ROOTS: &[&str] = &["iproute2", "mmdebstrap", "util-linux"];
 
 /// Installs missing packages.
 ///

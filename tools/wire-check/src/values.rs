@@ -3,6 +3,7 @@
 use std::net::Ipv6Addr;
 
 use adverb_wire::cm::{Bits, Timeout};
+use adverb_wire::random::SplitMix64;
 use adverb_wire::{Psn, Qpn};
 
 /// A deterministic source of numbers.
@@ -40,11 +41,10 @@ impl Values {
             Values::Ones => u64::MAX,
             Values::Zeros => 0,
             Values::Mixed(state) => {
-                // Steele, Lea and Flood's SplitMix64.
-                *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-                let mixed = (*state ^ *state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-                let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-                mixed ^ mixed >> 31
+                let mut random = SplitMix64(*state);
+                let number = random.next_u64();
+                *state = random.0;
+                number
             }
         }
     }

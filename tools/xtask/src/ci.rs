@@ -5,54 +5,60 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use clap::Parser;
+use clap::builder::PossibleValuesParser;
 
 use crate::Cli;
 
-/// The steps, as typed after `cargo xtask`; cheap ones first, so that simple mistakes are reported early.
-const STEPS: &[&str] = &[
-    "setup",
-    "fmt",
-    "spelling",
-    "workflows",
-    "clippy",
-    "unsafe-inventory",
-    "hack",
-    "wasm",
-    "package",
-    "doc",
-    "test",
-    "examples",
-    "newcomer",
-    "loom",
-    "miri",
-    "exhaustive",
-    "sim --seeds 2000",
-    "sim --net --exhaustive",
-    "sim --mutants",
-    "attack --seconds 40",
-    "attack --nic --seconds 20",
-    "wire-check",
-    "overhead",
-    "deny",
-    "fuzz --seconds 60",
-    "fuzz --seconds 60 handshake",
-    "vm smoke",
-    "device-tests",
-    "conformance --backend soft --loss 0",
-    "conformance --backend soft --link udp --loss 1",
-    "traffic",
-    "tsan",
-    "soak --seconds 20",
-    "cluster --messages 100000 --kill-seconds 4 --ack-timeout 17",
-    "conformance --backend ibv",
-    "interop",
-    "net",
-    "asan",
+/// A group of steps that a pull request runs on one machine: a row of the matrix in `.github/workflows/ci.yml`.
+pub(crate) struct Job {
+    pub(crate) name: &'static str,
+    /// The steps, as typed after `cargo xtask`.
+    pub(crate) steps: &'static [&'static str],
+}
+
+/// All checks; cheap jobs first, so that simple mistakes are reported early.
+pub(crate) const JOBS: &[Job] = &[
+    Job {
+        name: LINTS,
+        steps: &["fmt", "spelling", "workflows", "unsafe-inventory", "deny", "clippy", "doc", "site --check"],
+    },
+    Job { name: "msrv", steps: &["msrv"] },
+    Job { name: "test", steps: &["test", "examples", "loom", "exhaustive", "wire-check", "overhead"] },
+    Job {
+        name: "package",
+        steps: &["hack", "wasm", "package", "dist --quick", "install-check --quick --releases 12"],
+    },
+    Job { name: "miri", steps: &["miri"] },
+    Job {
+        name: "sim",
+        steps: &[
+            "sim --seeds 2000",
+            "sim --net --exhaustive",
+            "sim --mutants --seeds 10000",
+            "attack --seconds 40",
+            "attack --nic --seconds 20",
+        ],
+    },
+    Job { name: "fuzz", steps: &["fuzz --seconds 60", "fuzz --seconds 60 handshake"] },
+    Job {
+        name: "soft",
+        steps: &[
+            "conformance --backend soft --loss 0",
+            "conformance --backend soft --link udp --loss 1",
+            "traffic",
+            "soak --seconds 20",
+            "cluster --messages 100000 --kill-seconds 4 --ack-timeout 17",
+        ],
+    },
+    Job {
+        name: "vm",
+        steps: &["vm smoke", "device-tests", "conformance --backend ibv", "interop", "net --third"],
+    },
+    Job { name: "sanitizers", steps: &["tsan", "asan"] },
 ];
 
-/// The steps of `cargo xtask ci --quick`: those that need neither a virtual machine nor a build with other options.
-const QUICK_STEPS: &[&str] =
-    &["fmt", "spelling", "workflows", "unsafe-inventory", "deny", "clippy", "doc", "test --quick"];
+/// The job that `--quick` includes.
+const LINTS: &str = "lints";
 
 /// The options of `cargo xtask ci`.
 #[derive(Debug, clap::Args)]
@@ -60,11 +66,24 @@ pub(crate) struct Args {
     /// Run only the checks for a change in progress: a few minutes after an earlier build, and no virtual machine.
     #[arg(long)]
     quick: bool,
+    /// Run only the steps of one job, without `setup`.
+    #[arg(long, conflicts_with = "quick", value_parser = PossibleValuesParser::new(JOBS.iter().map(|job| job.name)))]
+    job: Option<String>,
+}
+
+impl Args {
+    fn steps(&self) -> Vec<&'static str> {
+        let job = if self.quick { Some(LINTS) } else { self.job.as_deref() };
+        let before = (job.is_none()).then_some("setup");
+        let jobs = JOBS.iter().filter(|Job { name, .. }| job.is_none_or(|job| job == *name));
+        let steps = jobs.flat_map(|job| job.steps).copied();
+        before.into_iter().chain(steps).chain(self.quick.then_some("test --quick")).collect()
+    }
 }
 
 /// Runs the steps until one fails, then prints the duration of each.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let steps = if args.quick { QUICK_STEPS } else { STEPS };
+    let steps = args.steps();
     let start = Instant::now();
     let mut rows = Vec::new();
     let mut passed = true;
@@ -125,9 +144,20 @@ mod tests {
 
     #[test]
     fn every_step_is_a_command_that_can_be_typed() {
-        for step in STEPS.iter().chain(QUICK_STEPS) {
-            parse(step).unwrap_or_else(|error| panic!("{step}: {error}"));
+        for quick in [false, true] {
+            for step in (Args { quick, job: None }).steps() {
+                parse(step).unwrap_or_else(|error| panic!("{step}: {error}"));
+            }
         }
+    }
+
+    #[test]
+    fn a_job_has_its_own_steps_and_all_jobs_follow_setup() {
+        let steps = |quick, job: Option<&str>| Args { quick, job: job.map(str::to_owned) }.steps();
+        assert_eq!(steps(false, Some("sanitizers")), ["tsan", "asan"]);
+        let all = steps(false, None);
+        assert_eq!((all[0], all.len()), ("setup", 1 + JOBS.iter().map(|job| job.steps.len()).sum::<usize>()));
+        assert_eq!(steps(true, None).last(), Some(&"test --quick"));
     }
 
     #[test]

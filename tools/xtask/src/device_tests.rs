@@ -22,6 +22,9 @@ const SECOND_DEVICE: &str = "ip link add w0 type veth peer name w1 && ip link se
 /// Number of probes in each direction between the software NIC and soft-RoCE: see `cargo xtask probe-vm`.
 const PROBES: u32 = 200;
 
+/// The shell function for `adverb doctor`.
+const DOCTOR: &str = include_str!("doctor.sh");
+
 /// Lines of the exporter's metrics in the guest, as patterns of grep.
 const EXPORTED: &[&str] = &[
     "^adverb_rdma_port_active{device=\"rxe0\",port=\"1\"} 1$",
@@ -73,6 +76,8 @@ pub(crate) fn run() -> Result<ExitCode> {
     words
         .extend(EXPORTED.iter().flat_map(|line| ["--run".to_owned(), format!("grep '{line}' /tmp/metrics")]));
     words.extend(["--run".to_owned(), probe_vm::command(&path, PROBES)]);
+    // It sets the device's interface down, so it runs last.
+    words.extend(["--run".to_owned(), format!("{DOCTOR}\ndoctor_vm {}", process::quote(&path))]);
     // Run it through the command-line parser, so that a developer can type the same command.
     Cli::try_parse_from(words)?.command.run()
 }

@@ -49,6 +49,7 @@ mod tests {
             directory: "/".into(),
             features,
             published: true,
+            repository: None,
         })
     }
 

@@ -1,9 +1,11 @@
 //! Adverb's developer commands: `cargo xtask …`.
 //!
 //! Every check that a change must pass is a command here, so a developer can run exactly the checks that CI runs.
-//! `cargo xtask ci` runs them in order (see `ci::STEPS`). This crate depends on no product crate: it builds when they
+//! `cargo xtask ci` runs them in order (see `ci::JOBS`). This crate depends on no product crate: it builds when they
 //! do not.
 
+#[cfg(test)]
+mod action;
 mod asan;
 mod attack;
 mod blocking_calls;
@@ -14,15 +16,21 @@ mod conformance;
 mod coverage;
 mod deny;
 mod device_tests;
+mod dist;
 mod doc;
+#[cfg(test)]
+mod documents;
 mod examples;
 mod fmt;
 mod fuzz;
 mod hack;
+mod install_check;
 mod interop;
 mod mesh;
 mod metadata;
 mod miri;
+#[cfg(test)]
+mod module_order;
 mod msrv;
 mod net;
 mod newcomer;
@@ -33,10 +41,13 @@ mod preload;
 mod probe;
 mod probe_vm;
 mod redial;
+mod registry;
+mod sample;
 mod sanitizer;
 mod setup;
 mod shared_address;
 mod sim;
+mod site;
 mod soak;
 mod spelling;
 mod spine;
@@ -54,9 +65,29 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+/// The commands, by subject, as `cargo xtask --help` lists them.
+const GROUPS: &[(&str, &[&str])] = &[
+    ("Every change", &["ci", "setup", "fmt", "clippy", "spelling", "doc", "test", "examples"]),
+    (
+        "Sources",
+        &["workflows", "msrv", "deny", "unsafe-inventory", "hack", "wasm", "miri", "loom", "coverage"],
+    ),
+    ("Packets and protocols", &["exhaustive", "wire-check", "sim", "attack", "fuzz"]),
+    ("Devices", &["conformance", "interop", "device-tests", "net", "vm", "asan", "tsan", "traffic"]),
+    ("Many connections and processes", &["soak", "cluster", "redial", "blocking-calls", "shared-address"]),
+    ("Probes", &["probe", "probe-vm", "mesh", "spine", "pictures"]),
+    ("C programs, packages and the site", &["preload", "package", "dist", "install-check", "site"]),
+    ("Speed", &["overhead", "bench", "perf"]),
+];
+
 /// The command line.
 #[derive(Debug, Parser)]
-#[command(bin_name = "cargo xtask", about = "Adverb's developer commands.")]
+#[command(
+    bin_name = "cargo xtask",
+    about = "Adverb's developer commands.",
+    help_template = "{about}\n\n{usage-heading} {usage}{after-help}",
+    after_help = grouped_commands()
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -81,13 +112,11 @@ enum Command {
     Examples,
     /// Run adverb-wire's exhaustive and property tests in release mode.
     Exhaustive,
-    /// Build and run the README's first example in a new package, as a new user would.
-    Newcomer,
-    /// Run the tests of the lock-free ring and of the wait protocol under loom, in every thread interleaving.
+    /// Run the tests of the lock-free rings and of the wait protocol under loom, in every thread interleaving.
     Loom,
     /// Check the licenses, sources and versions of dependencies.
     Deny(deny::Args),
-    /// Check the spelling of sources and texts.
+    /// Check the spelling of sources and texts, and the length of commit subjects.
     Spelling,
     /// Validate the files in .github against their schemas.
     Workflows,
@@ -136,19 +165,23 @@ enum Command {
     /// Compare adverb-wire's packets with tshark's dissection, and with test vectors where tshark has none.
     WireCheck,
     /// Compare instruction counts of the safe API and of C, on a no-op device.
-    Overhead,
+    Overhead(overhead::Args),
     /// Link libibverbs on the software NIC (adverb-preload), and test it with rdma-core's programs.
     Preload(preload::Args),
-    /// Package every crate for publishing, and build each from its package.
+    /// Build the documentation site from the manual, and check its links.
+    Site(site::Args),
+    /// Build the packages of a release: a tarball, a Debian package, a Python wheel and an OCI image.
+    Dist(dist::Args),
+    /// Install the packages of a release in clean Debian systems, and run a program of perftest on each.
+    InstallCheck(install_check::Args),
+    /// Package every crate for publishing, build the packages, and use them as a new user would.
     Package,
     /// Build every crate with each of its features separately.
     Hack,
     /// Run the tests of the lock-free ring under miri, if it is installed.
     Miri,
-    /// Check that all unsafe code is in allowed files, is justified, and is listed in UNSAFE.md.
+    /// Check that unsafe code is only in the places that UNSAFE.md lists, and that each use is justified.
     UnsafeInventory(unsafe_inventory::Args),
-    /// Compare the tokens of two revisions, to show that a change contains only names, comments and strings.
-    Tokens(tokens::Args),
     /// Run memory tests under AddressSanitizer, on the software NIC and on soft-RoCE.
     Asan,
     /// Run multi-threaded tests of the software NIC under ThreadSanitizer.
@@ -161,6 +194,21 @@ enum Command {
     Vm(vm::Args),
 }
 
+/// Returns the list of commands for the help, by group.
+fn grouped_commands() -> String {
+    let commands = Command::augment_subcommands(clap::Command::new("xtask"));
+    let mut text = String::new();
+    for (group, names) in GROUPS {
+        text += &format!("{group}:\n");
+        for name in *names {
+            let about = commands.find_subcommand(name).and_then(clap::Command::get_about);
+            text += &format!("  {name:18}{}\n", about.map(ToString::to_string).unwrap_or_default());
+        }
+        text += "\n";
+    }
+    text + "`cargo xtask COMMAND --help` prints the options of a command."
+}
+
 impl Command {
     /// Runs the command. An error and a failing exit code both mean failure; only commands that pass on the exit
     /// status of another program (`vm`) choose a code.
@@ -170,7 +218,6 @@ impl Command {
             Self::Vm(args) => return vm::run(args),
             Self::Perf(args) => return bench::perf::run(&args),
             Self::Asan => return asan::run(),
-            Self::Tokens(args) => return tokens::run(&args),
             Self::Bench(args) => return bench::run(&args),
             Self::Tsan => tsan::run()?,
             Self::Setup => setup::run()?,
@@ -179,7 +226,6 @@ impl Command {
             Self::Doc => doc::run()?,
             Self::Test(args) => test::run(&args)?,
             Self::Examples => examples::run()?,
-            Self::Newcomer => newcomer::run()?,
             Self::Exhaustive => test::run_exhaustive()?,
             Self::Loom => test::run_loom()?,
             Self::Deny(args) => deny::run(&args)?,
@@ -209,9 +255,12 @@ impl Command {
             Self::Hack => hack::run()?,
             Self::Miri => miri::run()?,
             Self::Preload(args) => preload::run(&args)?,
+            Self::Dist(args) => dist::run(&args)?,
+            Self::InstallCheck(args) => install_check::run(&args)?,
+            Self::Site(args) => site::run(&args)?,
             Self::Package => package::run()?,
             Self::UnsafeInventory(args) => unsafe_inventory::run(&args)?,
-            Self::Overhead => overhead::run()?,
+            Self::Overhead(args) => overhead::run(&args)?,
             Self::WireCheck => wire_check::run()?,
         }
         Ok(ExitCode::SUCCESS)
@@ -232,10 +281,20 @@ fn main() -> ExitCode {
 mod tests {
     use clap::CommandFactory;
 
-    use super::Cli;
+    use super::{Cli, GROUPS};
 
     #[test]
     fn command_line_is_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_is_in_one_group() {
+        let mut listed: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
+        listed.sort_unstable();
+        let cli = Cli::command();
+        let mut commands: Vec<&str> = cli.get_subcommands().map(clap::Command::get_name).collect();
+        commands.sort_unstable();
+        assert_eq!(listed, commands);
     }
 }

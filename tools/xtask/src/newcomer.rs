@@ -1,4 +1,4 @@
-//! `cargo xtask newcomer`: the README's first example, in a new package.
+//! The first steps of a new user, with a local registry in place of crates.io.
 
 use std::fs;
 use std::path::Path;
@@ -6,31 +6,40 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use support::{paths, process};
 
+use crate::registry::Registry;
+
 /// The comment in the example before its expected output.
 const EXPECTED_OUTPUT_COMMENT: &str = "// prints ";
 
+/// Runs the README's first example in a new package, and installs the command.
+pub(crate) fn run(home: &Path, target: &Path, registry: &Registry) -> Result<()> {
+    run_example(home, target, registry)?;
+    install_command(home, target, registry)
+}
+
 /// Creates a package outside the workspace, adds the dependencies that the README names, pastes its first example, runs
 /// it as an unprivileged user, and compares the output with the comment in the example.
-pub(crate) fn run() -> Result<()> {
+fn run_example(home: &Path, target: &Path, registry: &Registry) -> Result<()> {
     let readme = fs::read_to_string(paths::root().join("README.md")).context("could not read README.md")?;
     let program = first_example(&readme).context("README.md has no block of Rust code")?;
     let expected_output =
         expected_output(program).context("README.md's first example has no comment `// prints …`")?;
 
-    let home = paths::cache()?.join("newcomer");
     let package = home.join("hello");
     if package.exists() {
         fs::remove_dir_all(&package)?;
     }
-    fs::create_dir_all(&home)?;
-    let adverb = paths::root().join("crates/adverb");
-    cargo("new hello --quiet --vcs none", &home)?;
-    process::run(process::cargo("add adverb --quiet --path").arg(adverb).current_dir(&package))?;
-    cargo("add tokio --quiet --features full", &package)?;
+    process::run(process::cargo("new hello --quiet --vcs none").current_dir(home))?;
+    for dependency in ["add adverb --quiet", "add tokio --quiet --features full"] {
+        let mut cargo = process::cargo(dependency);
+        registry.replace_crates_io(&mut cargo);
+        process::run(cargo.current_dir(&package))?;
+    }
     fs::write(package.join("src/main.rs"), program)?;
 
-    let mut build = process::cargo("build --quiet --target-dir");
-    build.arg(home.join("target")).current_dir(&package);
+    let mut build = process::cargo("build --quiet");
+    registry.replace_crates_io(&mut build);
+    build.arg("--target-dir").arg(target).current_dir(&package);
     let hello = process::build_with(build)?;
     let printed = process::text(&mut process::as_nobody(Path::new(&hello)))?;
     ensure!(
@@ -41,8 +50,20 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-fn cargo(arguments: &str, directory: &Path) -> Result<()> {
-    process::run(process::cargo(arguments).current_dir(directory))
+/// Installs the command and runs it as an unprivileged user.
+fn install_command(home: &Path, target: &Path, registry: &Registry) -> Result<()> {
+    let root = home.join("installed");
+    let mut install = process::cargo("install adverb-cli --debug --force --quiet");
+    registry.replace_crates_io(&mut install);
+    // Outside the checkout, whose `.cargo/config.toml` a user does not have.
+    install.arg("--target-dir").arg(target).arg("--root").arg(&root).current_dir(home);
+    process::run(&mut install)?;
+    let adverb = root.join("bin/adverb");
+    let version = process::text(process::as_nobody(&adverb).arg("--version"))?;
+    ensure!(version.starts_with("adverb "), "`adverb --version` printed {version:?}");
+    process::output(process::as_nobody(&adverb).args(["explain", "IBV_WC_RETRY_EXC_ERR"]))?;
+    println!("`cargo install adverb-cli` installs {}", version.trim());
+    Ok(())
 }
 
 /// Returns the first Rust code block.

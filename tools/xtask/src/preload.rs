@@ -1,12 +1,14 @@
 //! `cargo xtask preload`: links the shared libraries of adverb-preload, and tests them with rdma-core's own programs.
 
 mod check;
+mod environments;
 mod matrix;
 mod programs;
 mod rdmacm;
 mod storage;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -47,10 +49,32 @@ pub(crate) fn run_check() -> Result<()> {
     check::run(&build(None, "dev")?)
 }
 
-/// Builds the libraries and returns their directory.
+/// The program that links the libraries, and the libraries of the C compiler that they need, as its arguments.
+#[derive(Debug)]
+pub(crate) struct Linker {
+    pub(crate) program: String,
+    pub(crate) libraries: Vec<OsString>,
+}
+
+impl Default for Linker {
+    /// Returns the linker for programs of this machine.
+    fn default() -> Self {
+        let libraries = ["-Wl,--as-needed", "-lgcc_s", "-lpthread", "-ldl", "-lm", "-lc"];
+        Self { program: "cc".to_owned(), libraries: libraries.map(OsString::from).to_vec() }
+    }
+}
+
+/// The cargo command that compiles the libraries' code; the profile follows.
+pub(crate) const CARGO: &str = "rustc -p adverb-preload --lib --crate-type staticlib --profile";
+
+/// Builds the libraries for this machine and returns their directory.
 pub(crate) fn build(out: Option<PathBuf>, profile: &str) -> Result<PathBuf> {
-    let mut cargo = process::cargo("rustc -p adverb-preload --lib --crate-type staticlib --profile");
-    cargo.arg(profile).args(["--message-format", "json-render-diagnostics"]).stderr(Stdio::inherit());
+    build_with(process::cargo(&format!("{CARGO} {profile}")), &Linker::default(), out)
+}
+
+/// Compiles the libraries with a cargo command ([`CARGO`]), links them, and returns their directory.
+pub(crate) fn build_with(mut cargo: Command, linker: &Linker, out: Option<PathBuf>) -> Result<PathBuf> {
+    cargo.args(["--message-format", "json-render-diagnostics"]).stderr(Stdio::inherit());
     let messages = process::text(&mut cargo)?;
     let archive = static_library(&messages).context("cargo built no static library")?;
     let directory = match out {
@@ -66,27 +90,31 @@ pub(crate) fn build(out: Option<PathBuf>, profile: &str) -> Result<PathBuf> {
     let (verbs, cm) = (verbs?, cm?);
     let script = directory.join("libibverbs.map");
     fs::write(&script, format!("{verbs}\n{cm}"))?;
-    let mut cc = linker(&directory, "libibverbs.so.1", &script);
+    let mut cc = linker.command(&directory, "libibverbs.so.1", &script);
     // The archive's symbols are used only through the version script.
     cc.args(["-Wl,--whole-archive".as_ref(), archive.as_os_str(), "-Wl,--no-whole-archive".as_ref()]);
     cc.args(["-Wl,-u,adverb_at_exit", "-Wl,-fini=adverb_at_exit"]);
-    cc.args(["-Wl,--gc-sections", "-lgcc_s", "-lpthread", "-ldl", "-lm", "-lc"]);
+    cc.arg("-Wl,--gc-sections").args(&linker.libraries);
     process::run(&mut cc)?;
     fs::remove_file(&script)?;
-    rdmacm(&directory, &cm)?;
-    paths(&directory, &archive, &package.join("src/paths.rs"))?;
-    providers(&directory, &fs::read_to_string(package.join("providers.txt"))?)?;
+    rdmacm(linker, &directory, &cm)?;
+    paths(linker, &directory, &archive, &package.join("src/paths.rs"))?;
+    providers(linker, &directory, &fs::read_to_string(package.join("providers.txt"))?)?;
+    for suppressions in ["tsan.supp", "valgrind.supp"] {
+        fs::copy(package.join(suppressions), directory.join(suppressions))?;
+    }
     Ok(directory)
 }
 
 /// Links librdmacm.so.1. It has only symbol versions: the dynamic linker finds their symbols in libibverbs.so.1, which the
-/// library needs.
-fn rdmacm(directory: &Path, versions: &str) -> Result<()> {
+/// library needs. Its run path is its own directory, so that the dynamic linker doesn't take rdma-core's libibverbs.so.1.
+fn rdmacm(linker: &Linker, directory: &Path, versions: &str) -> Result<()> {
     let (source, script) = (directory.join("librdmacm.c"), directory.join("librdmacm.map"));
     fs::write(&source, "/* no symbols */\n")?;
     fs::write(&script, versions)?;
-    let mut cc = linker(directory, "librdmacm.so.1", &script);
-    cc.arg(&source).arg("-Wl,--no-as-needed").arg(directory.join("libibverbs.so.1"));
+    let mut cc = linker.command(directory, "librdmacm.so.1", &script);
+    cc.arg("-Wl,-rpath,$ORIGIN").arg(&source);
+    cc.arg("-Wl,--no-as-needed").arg(directory.join("libibverbs.so.1")).args(&linker.libraries);
     process::run(&mut cc)?;
     fs::remove_file(&source)?;
     Ok(fs::remove_file(&script)?)
@@ -94,16 +122,16 @@ fn rdmacm(directory: &Path, versions: &str) -> Result<()> {
 
 /// Links the library that redirects paths. Its functions are aliases of those in the archive: under their own names, they
 /// would replace the C library's functions in libibverbs too.
-fn paths(directory: &Path, archive: &Path, source: &Path) -> Result<()> {
+fn paths(linker: &Linker, directory: &Path, archive: &Path, source: &Path) -> Result<()> {
     let source = fs::read_to_string(source)?;
     let words = source.split_whitespace();
     let names: Vec<&str> = words.filter_map(|word| word.strip_prefix("adverb_paths_")).collect();
     ensure!(names.len() > 20, "the list of redirected functions has another form");
     let script = directory.join("paths.map");
     fs::write(&script, format!("{{ global: {}; local: *; }};\n", names.join("; ")))?;
-    let mut cc = linker(directory, "libadverb-paths.so", &script);
+    let mut cc = linker.command(directory, "libadverb-paths.so", &script);
     cc.args(names.iter().map(|name| format!("-Wl,--defsym={name}=adverb_paths_{name}")));
-    cc.arg("-Wl,--gc-sections").arg(archive).args(["-lgcc_s", "-lpthread", "-ldl", "-lm", "-lc"]);
+    cc.arg("-Wl,--gc-sections").arg(archive).args(&linker.libraries);
     process::run(&mut cc)?;
     Ok(fs::remove_file(&script)?)
 }
@@ -115,19 +143,21 @@ fn static_library(messages: &str) -> Option<PathBuf> {
     texts.rev().find(|text| text.contains(name) && text.ends_with(".a")).map(PathBuf::from)
 }
 
-/// Returns the command that links a shared library with a version script. Files and libraries follow.
-fn linker(directory: &Path, name: &str, script: &Path) -> Command {
-    let mut cc = Command::new("cc");
-    cc.arg("-shared").arg("-o").arg(directory.join(name));
-    cc.arg(format!("-Wl,-soname,{name}"));
-    cc.arg(format!("-Wl,--version-script={}", script.display()));
-    cc.args(["-Wl,-z,now", "-Wl,-z,relro", "-Wl,-z,nodelete"]);
-    cc
+impl Linker {
+    /// Returns the command that links a shared library with a version script. Files and libraries follow.
+    fn command(&self, directory: &Path, name: &str, script: &Path) -> Command {
+        let mut cc = Command::new(&self.program);
+        cc.arg("-shared").arg("-o").arg(directory.join(name));
+        cc.arg(format!("-Wl,-soname,{name}"));
+        cc.arg(format!("-Wl,--version-script={}", script.display()));
+        cc.args(["-Wl,-z,now", "-Wl,-z,relro", "-Wl,-z,nodelete"]);
+        cc
+    }
 }
 
 /// Links the libraries of providers, whose functions fail with EOPNOTSUPP. `list` has lines with the library, the symbol
 /// version, the function and its result.
-fn providers(directory: &Path, list: &str) -> Result<()> {
+fn providers(linker: &Linker, directory: &Path, list: &str) -> Result<()> {
     let mut libraries: BTreeMap<&str, Vec<[&str; 3]>> = BTreeMap::new();
     for line in list.lines().filter(|line| !line.starts_with('#')) {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -140,7 +170,8 @@ fn providers(directory: &Path, list: &str) -> Result<()> {
         let (code, versions) = stubs(&functions)?;
         fs::write(&source, code)?;
         fs::write(&script, versions)?;
-        process::run(linker(directory, library, &script).args(["-O1", "-fPIC"]).arg(&source))?;
+        let mut cc = linker.command(directory, library, &script);
+        process::run(cc.args(["-O1", "-fPIC"]).arg(&source).args(&linker.libraries))?;
         fs::remove_file(&source)?;
         fs::remove_file(&script)?;
     }

@@ -80,9 +80,10 @@ impl Programs {
         program.map(|program| &*program.path).with_context(|| format!("cargo built no program {name}"))
     }
 
-    /// Returns the paths of all tests.
-    pub(crate) fn tests(&self) -> impl Iterator<Item = &Path> {
-        self.0.iter().filter(|program| program.is_test).map(|program| &*program.path)
+    /// Returns the names and the paths of all tests.
+    pub(crate) fn tests(&self) -> impl Iterator<Item = (&str, &Path)> {
+        let tests = self.0.iter().filter(|program| program.is_test);
+        tests.map(|program| (&*program.name, &*program.path))
     }
 }
 

@@ -9,5 +9,6 @@ use crate::tools;
 pub(crate) fn run() -> Result<()> {
     packages::ensure(packages::BUILD)?;
     packages::ensure(packages::VM)?;
+    packages::ensure(packages::ROOTS)?;
     tools::ensure_all()
 }

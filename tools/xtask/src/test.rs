@@ -43,9 +43,11 @@ pub(crate) fn run_exhaustive() -> Result<()> {
     ))
 }
 
-/// Runs the tests of the lock-free ring and of the wait protocol under loom, which tries every thread interleaving.
+/// Runs the tests of the lock-free rings and of the wait protocol under loom, which tries every thread interleaving.
 pub(crate) fn run_loom() -> Result<()> {
-    for tests in ["-p adverb-verbs --lib ring", "-p adverb-net --lib wait"] {
+    for tests in
+        ["-p adverb-verbs --lib ring", "-p adverb-soft --lib ring::loom_tests", "-p adverb-net --lib wait"]
+    {
         let mut cargo = process::cargo(&format!("test --release --no-default-features {tests}"));
         // A target directory of its own, because other RUSTFLAGS would invalidate the usual build.
         cargo.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", paths::cache()?.join("target-loom"));

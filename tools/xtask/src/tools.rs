@@ -12,12 +12,17 @@ use support::{packages, paths, process};
 const TOOLS: &[(&str, &str)] =
     &[("cargo-deny", "0.20.2"), ("cargo-fuzz", "0.13.2"), ("cargo-nextest", "0.9.143")];
 
+/// mdBook, which only `cargo xtask site` installs, and the only one of its features that a site needs: the others serve and
+/// watch a book while it is written.
+const MDBOOK: (&str, &str, &str) = ("mdbook", "0.5.4", "search");
+
 /// Debian packages of which only these programs are needed. They are unpacked, because their installation would start a
 /// service.
 const UNPACKED: &[(&str, &[&str])] = &[("prometheus", &["prometheus", "promtool"])];
 
-/// Programs from PyPI, and the version to install if a program is missing. Both are checks of texts.
-const PYTHON: &[(&str, &str)] = &[("typos", "1.51.1"), ("check-jsonschema", "0.39.0")];
+/// Programs from PyPI, and the version to install if a program is missing. All are checks of texts.
+const PYTHON: &[(&str, &str)] =
+    &[("typos", "1.51.1"), ("check-jsonschema", "0.39.0"), ("kubernetes-validate", "1.37.0")];
 
 /// Installs the tools that are neither in the cache nor in PATH.
 pub(crate) fn ensure_all() -> Result<()> {
@@ -38,7 +43,7 @@ pub(crate) fn ensure_all() -> Result<()> {
     }
     for (name, version) in TOOLS {
         if process::find(name).is_none() {
-            install(name, version)?;
+            install(name, version, &[])?;
         }
     }
     let missing: Vec<_> = PYTHON.iter().filter(|(name, _)| process::find(name).is_none()).collect();
@@ -110,9 +115,28 @@ fn copy_programs(scratch: &Path, package: &str, programs: &[&str]) -> Result<()>
     Ok(())
 }
 
-fn install(name: &str, version: &str) -> Result<()> {
+/// Returns the path of mdBook, if a version that reads the site's settings is installed.
+pub(crate) fn mdbook() -> Option<PathBuf> {
+    let (name, version, _) = MDBOOK;
+    let path = process::find(name)?;
+    let series = version.rsplit_once('.').map_or(version, |(series, _)| series);
+    let printed = process::text(Command::new(&path).arg("--version")).ok()?;
+    printed.starts_with(&format!("mdbook v{series}.")).then_some(path)
+}
+
+/// Returns the path of mdBook, which is installed in the cache if it is missing.
+pub(crate) fn ensure_mdbook() -> Result<PathBuf> {
+    if let Some(path) = mdbook() {
+        return Ok(path);
+    }
+    let (name, version, features) = MDBOOK;
+    install(name, version, &["--no-default-features", "--features", features])?;
+    mdbook().with_context(|| format!("{name} {version} was installed, but is not found"))
+}
+
+fn install(name: &str, version: &str, options: &[&str]) -> Result<()> {
     let mut cargo = process::cargo("install --locked --root");
-    cargo.arg(paths::tools()?).args(["--version", version, name]);
+    cargo.arg(paths::tools()?).args(["--version", version, name]).args(options);
     // Without a target directory, cargo builds in a temporary one and removes it: the object files are not needed
     // again.
     cargo.env_remove("CARGO_TARGET_DIR");

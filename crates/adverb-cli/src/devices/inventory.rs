@@ -4,14 +4,9 @@ use std::net::IpAddr;
 
 use serde::Serialize;
 
-/// The version of the JSON output. Added fields don't change it; existing fields keep their names and meanings.
-pub(super) const VERSION: u32 = 1;
-
 /// The RDMA devices of this machine.
 #[derive(Debug, Serialize)]
 pub(super) struct Inventory {
-    /// Always [`VERSION`].
-    pub version: u32,
     /// The devices, including unusable ones.
     pub devices: Vec<Device>,
     /// The software devices that can be opened at addresses of this machine.
@@ -104,7 +99,7 @@ pub(super) struct Operations {
 
 /// The reason why a device can't be used.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Unusable {
+pub(crate) struct Unusable {
     /// The reason.
     pub reason: String,
     /// Suggested actions.
@@ -269,12 +264,12 @@ pub(super) mod samples {
         let mut port = port(LinkLayer::Ethernet, gids);
         port.choose(3);
         let devices = vec![device("mlx5_0", vec![port])];
-        Inventory { version: VERSION, devices, software: Vec::new(), problem: None }
+        Inventory { devices, software: Vec::new(), problem: None }
     }
 
     /// Returns an inventory without devices.
     pub(in super::super) fn empty() -> Inventory {
-        Inventory { version: VERSION, devices: Vec::new(), software: Vec::new(), problem: None }
+        Inventory { devices: Vec::new(), software: Vec::new(), problem: None }
     }
 
     pub(in super::super) fn device(name: &str, ports: Vec<Port>) -> Device {
@@ -360,7 +355,6 @@ mod tests {
         assert_eq!(
             serde_json::to_value(inventory).unwrap(),
             json!({
-                "version": 1,
                 "devices": [{
                     "name": "mlx5_0",
                     "guid": "0c42:a103:0012:3456",
@@ -425,7 +419,6 @@ mod tests {
         assert_eq!(
             serde_json::to_value(inventory).unwrap(),
             json!({
-                "version": 1,
                 "devices": [],
                 "software": [],
                 "problem": {

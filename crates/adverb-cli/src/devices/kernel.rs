@@ -9,18 +9,23 @@ use std::path::{Path, PathBuf};
 use super::inventory::Unusable;
 
 /// The kernel's RDMA files.
-pub(super) struct Kernel {
+pub(crate) struct Kernel {
     root: PathBuf,
 }
 
 impl Kernel {
     /// Returns the files of this machine.
     pub(super) fn new() -> Kernel {
-        Kernel { root: PathBuf::from("/") }
+        Kernel::at("/".as_ref())
+    }
+
+    /// Returns the files below a directory.
+    pub(crate) fn at(root: &Path) -> Kernel {
+        Kernel { root: root.to_owned() }
     }
 
     /// Returns the sorted names of the kernel's devices.
-    pub(super) fn devices(&self) -> Vec<String> {
+    pub(crate) fn devices(&self) -> Vec<String> {
         names_in(&self.root.join(CLASS))
     }
 
@@ -32,29 +37,36 @@ impl Kernel {
 
     /// Returns the reason why rdma-core doesn't list a device of the kernel.
     pub(super) fn unlisted_reason(&self, device: &str) -> Unusable {
-        let Some(node) = self.node(device) else {
-            return Unusable {
-                reason: "the kernel does not expose it to programs".to_owned(),
-                hint: Some("load the kernel module: `modprobe ib_uverbs`".to_owned()),
-            };
-        };
-        if !self.root.join("dev/infiniband").join(&node).exists() {
-            return Unusable {
-                reason: format!("its device file /dev/infiniband/{node} does not exist"),
-                hint: Some(
-                    "pass the device files to the container: `docker run --device=/dev/infiniband`"
-                        .to_owned(),
-                ),
-            };
-        }
-        Unusable {
+        self.missing_file(device).unwrap_or_else(|| Unusable {
             reason: "rdma-core has no driver for it".to_owned(),
             hint: Some(
                 "install the drivers: `apt install ibverbs-providers` on Debian and Ubuntu, \
                  the package rdma-core elsewhere"
                     .to_owned(),
             ),
-        }
+        })
+    }
+
+    /// Returns the reason why a device of the kernel has no file in /dev, or `None` if it has one.
+    pub(crate) fn missing_file(&self, device: &str) -> Option<Unusable> {
+        let Some(node) = self.node(device) else {
+            return Some(Unusable {
+                reason: "the kernel does not expose it to programs".to_owned(),
+                hint: Some("load the kernel module: `modprobe ib_uverbs`".to_owned()),
+            });
+        };
+        let file = self.file(device).filter(|file| file.exists());
+        file.is_none().then(|| Unusable {
+            reason: format!("its device file /dev/infiniband/{node} does not exist"),
+            hint: Some(
+                "pass the device files to the container: `docker run --device=/dev/infiniband`".to_owned(),
+            ),
+        })
+    }
+
+    /// Returns the path of a device's file, whether it exists or not.
+    pub(crate) fn file(&self, device: &str) -> Option<PathBuf> {
+        Some(self.root.join("dev/infiniband").join(self.node(device)?))
     }
 
     /// Returns the name of a device's file in /dev/infiniband, such as `uverbs0`.
@@ -70,7 +82,7 @@ impl Kernel {
 const CLASS: &str = "sys/class/infiniband";
 
 /// Returns the sorted names of a directory's entries, or none if it doesn't exist.
-fn names_in(directory: &Path) -> Vec<String> {
+pub(crate) fn names_in(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     let mut names: Vec<String> =
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();

@@ -1,7 +1,7 @@
 //! `adverb devices`: lists RDMA devices, or the reason why there are none.
 
 mod inventory;
-mod kernel;
+pub(crate) mod kernel;
 mod query;
 mod text;
 
@@ -9,6 +9,8 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+
+use crate::json;
 
 /// The options of `adverb devices`.
 #[derive(Debug, clap::Args)]
@@ -30,7 +32,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let inventory = query::query_all();
     let output = match args.json {
-        true => serde_json::to_string_pretty(&inventory)? + "\n",
+        true => json::pretty("devices", &inventory)?,
         false => text::tables(&inventory),
     };
     let mut stdout = io::stdout().lock();
@@ -70,7 +72,7 @@ pub(crate) fn usable() -> std::result::Result<Vec<String>, NoUsableDevice> {
             is_failure: inventory.is_failure(),
         }),
         None => {
-            let message = "no device can be used: run `adverb devices` for the reasons".to_owned();
+            let message = "no device can be used: run `adverb doctor` for the reasons".to_owned();
             Err(NoUsableDevice { text: format!("error: {message}\n"), message, is_failure: true })
         }
     }

@@ -7,7 +7,7 @@ use adverb::verbs::{self, DeviceInfo, GidEntry, SoftDevice};
 
 use super::inventory::{
     Device, Gid, GidType, Inventory, LinkLayer, Operations, Port, PortState, Problem, ProblemKind, Software,
-    Unusable, VERSION,
+    Unusable,
 };
 use super::kernel::Kernel;
 
@@ -37,7 +37,7 @@ pub(super) fn query_all() -> Inventory {
     };
     let addresses = SoftDevice::available_addrs().into_iter().filter(is_routable);
     let software = addresses.map(|address| Software { name: format!("soft:{address}"), address }).collect();
-    Inventory { version: VERSION, devices, software, problem }
+    Inventory { devices, software, problem }
 }
 
 /// Returns the reason why the devices could not be listed.

@@ -5,13 +5,9 @@ use serde::Serialize;
 
 use super::{Explanations, Unknown};
 
-/// The version of the JSON format.
-const VERSION: u32 = 1;
-
 /// The explanations of all terms.
 #[derive(Serialize)]
 pub(super) struct ExplanationsJson<'a> {
-    version: u32,
     explanations: Vec<ExplanationJson<'a>>,
     unknown: Vec<UnknownJson<'a>>,
 }
@@ -56,7 +52,6 @@ pub(super) fn explanations(found: &Explanations) -> ExplanationsJson<'_> {
     });
     let unknown = |unknown: &'_ Unknown| unknown.similar.iter().map(|similar| similar.name).collect();
     ExplanationsJson {
-        version: VERSION,
         explanations: explanations.collect(),
         unknown: found
             .unknown
@@ -101,7 +96,6 @@ mod tests {
     fn fields_keep_their_names() {
         let terms = ["RNR 14".to_owned(), "ENOMEN".to_owned()];
         let value = serde_json::to_value(explanations(&Explanations::new(&terms))).unwrap();
-        assert_eq!(value["version"], 1);
         let explanation = &value["explanations"][0];
         assert_eq!(explanation["term"], "RNR 14");
         assert_eq!(explanation["kind"], "syndrome");

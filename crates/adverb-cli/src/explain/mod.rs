@@ -37,7 +37,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let explanations = Explanations::new(&args.terms);
     let output = match (args.json, args.terms.is_empty()) {
-        (true, _) => serde_json::to_string_pretty(&json::explanations(&explanations))? + "\n",
+        (true, _) => crate::json::pretty("explain", &json::explanations(&explanations))?,
         (false, true) => text::list(),
         (false, false) => text::explanations(&explanations),
     };

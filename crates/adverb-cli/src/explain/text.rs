@@ -41,7 +41,7 @@ fn problem(unknown: &Unknown) -> String {
             format!("did you mean: {}", names.join(", "))
         }
     };
-    prose::wrap(&format!("error: no explanation of “{}”\n{HINT}{hint}", unknown.term))
+    prose::wrap(&format!("error: no explanation of \"{}\"\n{HINT}{hint}", unknown.term))
 }
 
 fn known(known: &Known) -> String {
@@ -175,10 +175,10 @@ what to check:
     #[test]
     fn an_unknown_term_has_a_hint() {
         let problem = |term: &str| problems(&Explanations::new(&[term.to_owned()]));
-        assert_eq!(problem("ENOMEN"), "error: no explanation of “ENOMEN”\n  hint: did you mean: ENOMEM\n");
+        assert_eq!(problem("ENOMEN"), "error: no explanation of \"ENOMEN\"\n  hint: did you mean: ENOMEM\n");
         assert_eq!(
             problem("xyzzy"),
-            "error: no explanation of “xyzzy”\n  hint: `adverb explain` lists all names\n"
+            "error: no explanation of \"xyzzy\"\n  hint: `adverb explain` lists all names\n"
         );
         assert_eq!(problem("ENOMEM"), "");
     }

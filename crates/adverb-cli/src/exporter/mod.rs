@@ -27,6 +27,7 @@ use std::time::Duration;
 use adverb::verbs::Device;
 use anyhow::{Context, Result};
 
+use crate::interrupt::Interrupt;
 use crate::respond::read_key;
 use gather::Gatherer;
 use probing::{Plan, Probing, Target};
@@ -38,15 +39,17 @@ use serve::Exporter;
 The exporter serves the counters of RDMA devices, and the pause and discard
 counters of their network interfaces, at http://ADDRESS:PORT/metrics. It reads
 sysfs and opens no RDMA device, so it needs neither rdma-core nor privileges. It
-has no TLS and no authentication: listen on a loopback or management address only.
+has no TLS and no authentication: listen on a loopback or management address
+only.
 
-With --probe it also probes hosts that run `adverb respond`, as `adverb ping` does,
-and serves the losses and the delays of the network and of both hosts. Probing
-opens the RDMA device with the local address of the route, or a software NIC.
+With --probe it also probes hosts that run `adverb respond`, as `adverb ping`
+does, and serves the losses and the delays of the network and of both hosts.
+Probing opens the RDMA device with the local address of the route, or a software
+NIC.
 
-The counters of a software NIC belong to the process that opened it, and no other
-process can read them. The exporter therefore exports a software NIC only if
---device names it or --probe uses it, and then counts only its own traffic.
+The counters of a software NIC belong to the process that opened it, and no
+other process can read them. The exporter therefore exports a software NIC only
+if --device names it or --probe uses it, and then counts only its own traffic.
 
   adverb exporter --listen 192.0.2.7:9879
   adverb exporter --probe storage-1 --probe storage-2 --probe-dscp 0,26
@@ -82,8 +85,10 @@ pub(crate) struct Args {
     probe_key_file: Option<PathBuf>,
 }
 
-/// Prints the metrics once, or serves them until the process ends.
+/// Prints the metrics once, or serves them until a signal ends the command.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
+    // The first process of a container gets only the signals that it handles.
+    let interrupt = if args.once { None } else { Some(Interrupt::new()?) };
     let (software, kernel): (Vec<_>, Vec<_>) = args.device.iter().partition(|name| is_software(name));
     let mut software =
         software.into_iter().map(|name| Device::open(name)).collect::<adverb::Result<Vec<_>>>()?;
@@ -106,19 +111,22 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     let exporter = Arc::new(Exporter::new(gatherer));
     let mut stdout = io::stdout().lock();
-    if args.once {
+    let Some(interrupt) = interrupt else {
         stdout
             .write_all(exporter.scrape().as_bytes())
             .and_then(|()| stdout.flush())
             .context("could not write to standard output")?;
         return Ok(ExitCode::SUCCESS);
-    }
+    };
     let (listener, address) =
         serve::bind(args.listen).with_context(|| format!("could not listen on {}", args.listen))?;
     // A closed standard output is no reason to stop.
     let _ = writeln!(stdout, "serving http://{address}/metrics").and_then(|()| stdout.flush());
     drop(stdout);
-    exporter.serve(&listener)
+    let thread = std::thread::Builder::new().name("adverb-accept".to_owned());
+    thread.spawn(move || exporter.serve(&listener)).context("could not start a thread")?;
+    interrupt.wait(None);
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Resolves the hosts to probe, each once.

@@ -15,6 +15,7 @@ use adverb::net::Options;
 use adverb::net::blocking::{Connector, Listener};
 use adverb::probe::stamp::StampKind;
 use adverb::verbs::{Device, SoftDevice};
+use clap::Parser;
 use serde_json::Value;
 
 use super::gather::tests::{CONNECTX, Sysfs};
@@ -167,16 +168,32 @@ fn promtool_accepts_the_metrics() {
 }
 
 #[test]
-fn systemd_accepts_the_unit() {
+fn systemd_accepts_the_units() {
     let Some(analyze) = installed("systemd-analyze") else { return };
-    let unit = std::env::temp_dir().join(format!("adverb-unit-{}.service", std::process::id()));
-    // systemd checks that the program exists.
-    fs::write(&unit, read("adverb-exporter.service").replace("/usr/local/bin/adverb", "/bin/true")).unwrap();
-    let (passed, text) = output(Command::new(analyze).arg("verify").arg(&unit), "");
-    fs::remove_file(&unit).unwrap();
-    // It also warns about units of this machine.
-    let warnings: Vec<&str> = text.lines().filter(|line| line.contains("adverb-unit")).collect();
-    assert!(passed && warnings.is_empty(), "{text}");
+    for name in ["exporter", "respond"] {
+        let unit = std::env::temp_dir().join(format!("adverb-unit-{name}-{}.service", std::process::id()));
+        // systemd checks that the program and the manual page exist.
+        let text = read(&format!("adverb-{name}.service")).replace("/usr/local/bin/adverb", "/bin/true");
+        fs::write(&unit, text.replace("Documentation=", "#Documentation=")).unwrap();
+        let (passed, text) = output(Command::new(&analyze).arg("verify").arg(&unit), "");
+        fs::remove_file(&unit).unwrap();
+        // It also warns about units of this machine.
+        let warnings: Vec<&str> = text.lines().filter(|line| line.contains("adverb-unit")).collect();
+        assert!(passed && warnings.is_empty(), "{name}: {text}");
+    }
+}
+
+#[test]
+fn the_options_of_the_units_start_the_commands() {
+    for (name, options) in [("exporter", "--listen 192.0.2.7:9879"), ("respond", "--device mlx5_0")] {
+        let unit = read(&format!("adverb-{name}.service"));
+        let variable = format!("ADVERB_{}_ARGS", name.to_uppercase());
+        assert!(unit.contains(&format!("\nEnvironmentFile=-/etc/default/adverb-{name}\n")), "{unit}");
+        assert!(unit.contains(&format!("\nExecStart=/usr/local/bin/adverb {name} ${variable}\n")), "{unit}");
+        assert!(unit.contains(&format!("{variable}={options}\n")), "{unit}");
+        let words = ["adverb", name].into_iter().chain(options.split(' '));
+        crate::Cli::try_parse_from(words).unwrap();
+    }
 }
 
 /// A running Prometheus. It is killed on drop.

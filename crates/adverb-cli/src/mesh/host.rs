@@ -16,7 +16,8 @@ use super::agent::{Agent, Plan, Report};
 use super::members::{self, LOCAL_PROCESS};
 use super::results::Results;
 use super::view::View;
-use super::{json, text};
+use super::{json, text, view};
+use crate::interrupt::Interrupt;
 use crate::prose;
 
 /// The options of `adverb mesh host`.
@@ -34,8 +35,12 @@ the name of its rail: the addresses of a rail share a switch, for example. A
 comment begins with #.
 
 In the matrix, a row is a source, and a column is a destination. A cell is the
-loss or, without loss, the median round trip of the network. A cell `stall` means
-that a process did not run for 50 ms or more, and `·` that there are no results.
+loss or, without loss, the median round trip of the network. A cell `stall`
+means that a process did not run for 50 ms or more, and `.` that there are no
+results.
+
+On a terminal, the live matrix follows the diagnosis. Arrow keys, Page Up and
+Page Down scroll a matrix that is larger than the terminal, and q quits.
 
   adverb mesh host
   adverb mesh host 192.0.2.1 192.0.2.2 192.0.2.3 192.0.2.4 --dscp 0,26
@@ -89,6 +94,8 @@ enum Output {
 
 /// Probes until the time is over or the user quits, and prints the diagnosis.
 pub(super) fn run(args: &Args) -> Result<ExitCode> {
+    // The threads of devices inherit the blocked signals.
+    let interrupt = Interrupt::with_terminal(view::restore)?;
     let members = members::members(&args.addresses, args.file.as_deref())?;
     let addresses: Vec<IpAddr> = members.iter().map(|member| member.address).collect();
     let mut classes = args.dscp.clone();
@@ -128,7 +135,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     }
     let mut results = Results::new(&members, &classes);
     let limit = args.duration.map(Duration::from_secs).or((!is_live).then_some(DEFAULT_DURATION));
-    watch(&mut results, &reports, start, limit, &mut output)?;
+    watch(&mut results, &reports, start, limit, &mut output, &interrupt)?;
     let elapsed = start.elapsed();
     drop(agents);
     let is_json = matches!(output, Output::Json);
@@ -137,6 +144,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     match is_json {
         true => print_json(&json::summary(&results, elapsed))?,
         false => {
+            // The end of the output is what a terminal shows.
             print(&text::matrix(&results))?;
             print(&prose::wrap(&text::diagnosis(&results)))?;
         }
@@ -148,19 +156,20 @@ pub(super) fn run(args: &Args) -> Result<ExitCode> {
     })
 }
 
-/// Collects results until the time limit, or until the user quits.
+/// Collects results until the time limit, a signal, or until the user quits.
 fn watch(
     results: &mut Results,
     reports: &Receiver<Report>,
     start: Instant,
     limit: Option<Duration>,
     output: &mut Output,
+    interrupt: &Interrupt,
 ) -> Result<()> {
     let mut window = 0;
-    while limit.is_none_or(|limit| start.elapsed() < limit) {
+    while limit.is_none_or(|limit| start.elapsed() < limit) && !interrupt.is_requested() {
         let until = Instant::now() + REFRESH_INTERVAL;
         if let Output::Live(view) = output {
-            if view.wants_to_quit(REFRESH_INTERVAL)? {
+            if view.handle_keys(REFRESH_INTERVAL)? {
                 return Ok(());
             }
             reports.try_iter().for_each(|report| results.record(report));
@@ -219,5 +228,5 @@ fn print(text: &str) -> Result<()> {
 }
 
 fn print_json(value: &Value) -> Result<()> {
-    print(&format!("{value}\n"))
+    print(&(crate::json::line("mesh host", value)? + "\n"))
 }

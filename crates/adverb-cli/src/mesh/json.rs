@@ -6,9 +6,8 @@ use adverb::probe::mesh::{Evidence, Fault, Suspect, Verdict};
 use serde_json::{Value, json};
 
 use super::results::Results;
-
-/// The version of the output. Added fields don't change it; existing fields keep their names and meanings.
-const VERSION: u32 = 1;
+use super::text;
+use crate::json::nanos;
 
 /// Returns the first line: the members, each with its device or `null` if it is not an address of this host.
 pub(super) fn start(members: &[(String, Option<String>, Option<String>)], classes: &[u8]) -> Value {
@@ -16,14 +15,13 @@ pub(super) fn start(members: &[(String, Option<String>, Option<String>)], classe
         .iter()
         .map(|(address, device, rail)| json!({ "address": address, "device": device, "rail": rail }))
         .collect();
-    json!({ "version": VERSION, "event": "start", "members": members, "classes": classes })
+    json!({ "event": "start", "members": members, "classes": classes })
 }
 
 /// Returns the line of a fault that was named for the first time.
 pub(super) fn named(elapsed: Duration, fault: &Fault) -> Value {
-    let mut value = json!({ "version": VERSION, "event": "fault" });
-    let fields =
-        [("seconds".to_owned(), json!(elapsed.as_secs_f64()))].into_iter().chain(fault_fields(fault));
+    let mut value = json!({ "event": "fault" });
+    let fields = [("after_ns".to_owned(), json!(nanos(elapsed)))].into_iter().chain(fault_fields(fault));
     value.as_object_mut().expect("an object").extend(fields);
     value
 }
@@ -34,18 +32,17 @@ pub(super) fn summary(results: &Results, elapsed: Duration) -> Value {
         .named
         .iter()
         .map(|(time, fault)| {
-            let fields = [("named_after".to_owned(), json!(time.as_secs_f64()))];
+            let fields = [("after_ns".to_owned(), json!(nanos(*time)))];
             Value::Object(fields.into_iter().chain(fault_fields(fault)).collect())
         })
         .collect();
-    let gaps: Vec<String> = results.diagnosis.gaps.iter().map(ToString::to_string).collect();
     let routes: Vec<Value> = results
         .matrix
         .totals()
         .map(|(route, cell)| {
             let percentile = |percentile| {
                 let rtt = results.percentile(route.source, route.destination, percentile);
-                rtt.map(|rtt| rtt.as_secs_f64() * 1e6)
+                rtt.map(nanos)
             };
             json!({
                 "source": route.source,
@@ -55,24 +52,23 @@ pub(super) fn summary(results: &Results, elapsed: Duration) -> Value {
                 "losses": cell.losses(),
                 "lost_back": cell.lost_back,
                 "late": cell.late,
-                "rtt_p50_us": percentile(50.0),
-                "rtt_p99_us": percentile(99.0),
-                "max_responder_delay_us": cell.responder.max.as_secs_f64() * 1e6,
-                "max_prober_delay_us": cell.prober.max.as_secs_f64() * 1e6,
+                "rtt_p50_ns": percentile(50.0),
+                "rtt_p99_ns": percentile(99.0),
+                "max_responder_delay_ns": nanos(cell.responder.max),
+                "max_prober_delay_ns": nanos(cell.prober.max),
             })
         })
         .collect();
     json!({
-        "version": VERSION,
         "event": "summary",
-        "seconds": elapsed.as_secs_f64(),
+        "elapsed_ns": nanos(elapsed),
         "verdict": match verdict(results) {
             Verdict::Healthy => "healthy",
             Verdict::Faulty => "faulty",
             Verdict::NotEnoughEvidence => "not enough evidence",
         },
         "faults": faults,
-        "gaps": gaps,
+        "gaps": text::gaps(results),
         "probes": results.diagnosis.probes,
         "losses": results.diagnosis.losses,
         "loss_bound": results.diagnosis.loss_bound,
@@ -115,7 +111,7 @@ mod tests {
 
     #[test]
     fn fault_and_summary_have_all_fields() {
-        let results = samples::lossy();
+        let results = samples::lossy(5);
         let (time, fault) = &results.named[0];
         let named = named(*time, fault);
         assert_eq!((&named["event"], &named["kind"]), (&json!("fault"), &json!("nic")));

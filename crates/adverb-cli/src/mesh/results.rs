@@ -8,6 +8,7 @@ use adverb::probe::histogram::DurationHistogram;
 use adverb::probe::mesh::{Cell, Diagnosis, Fault, Matrix, Member, Route, diagnose};
 
 use super::agent::Report;
+use super::members::LOCAL_PROCESS;
 
 /// The results of a run.
 pub(super) struct Results {
@@ -65,6 +66,17 @@ impl Results {
         self.matrix.members().map(|member| member.address).collect()
     }
 
+    /// Returns the members that are not of this process, were probed, and have never answered.
+    pub(super) fn missing_responders(&self) -> impl Iterator<Item = IpAddr> {
+        let remote = self.matrix.members().filter(|member| member.process != LOCAL_PROCESS);
+        remote.map(|member| member.address).filter(|address| {
+            let mut to_member = Cell::default();
+            let cells = self.matrix.totals().filter(|(route, _)| route.destination == *address);
+            cells.for_each(|(_, cell)| to_member.merge(cell));
+            to_member.probes > 0 && to_member.unanswered() == to_member.probes
+        })
+    }
+
     /// Returns the results of a source and a destination, in all classes: of the last windows, or of the whole run.
     pub(super) fn summary(&self, source: IpAddr, destination: IpAddr, is_recent: bool) -> Summary {
         let mut sum = Cell::default();
@@ -93,9 +105,9 @@ impl Results {
 pub(super) mod samples {
     use super::*;
 
-    /// Returns the results of five members after ten windows. The third member loses one probe of ten.
-    pub(in super::super) fn lossy() -> Results {
-        let members: Vec<Member> = (1..=5).map(|host| Member::new([10, 0, 0, host].into(), 0)).collect();
+    /// Returns the results of members after ten windows. The third member loses one probe of ten.
+    pub(in super::super) fn lossy(count: u8) -> Results {
+        let members: Vec<Member> = (1..=count).map(|host| Member::new([10, 0, 0, host].into(), 0)).collect();
         let mut results = Results::new(&members, &[0]);
         let addresses = results.members();
         for window in 0..10 {
@@ -106,6 +118,26 @@ pub(super) mod samples {
                     let cell = Cell { probes: 10, lost, ..Cell::default() };
                     results.record(Report::Cell(window, route, cell));
                     results.record(Report::NetworkRtt(route, Duration::from_micros(23)));
+                }
+            }
+            results.advance(window + 1, Duration::from_secs(window + 1));
+        }
+        results
+    }
+
+    /// Returns the results of members after ten windows: `local` ones of this process, and a host without a responder.
+    pub(in super::super) fn without_responder(local: u8) -> Results {
+        let process = |host| u64::from(host > local);
+        let members: Vec<Member> =
+            (1..=local + 1).map(|host| Member::new([10, 0, 0, host].into(), process(host))).collect();
+        let mut results = Results::new(&members, &[0]);
+        let addresses = results.members();
+        for window in 0..10 {
+            for &source in &addresses[..usize::from(local)] {
+                for &destination in addresses.iter().filter(|&&address| address != source) {
+                    let lost = if destination == addresses[usize::from(local)] { 10 } else { 0 };
+                    let route = Route { source, destination, class: 0 };
+                    results.record(Report::Cell(window, route, Cell { probes: 10, lost, ..Cell::default() }));
                 }
             }
             results.advance(window + 1, Duration::from_secs(window + 1));

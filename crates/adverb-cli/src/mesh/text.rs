@@ -1,10 +1,12 @@
 //! The matrix and the diagnosis as text.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
-use adverb::probe::mesh::{Fault, Suspect, Verdict};
+use adverb::probe::mesh::{Fault, Gap, Suspect, Verdict};
 
 use super::results::{Results, Summary};
+use crate::{prose, symbols};
 
 /// The text of a cell, and its severity.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -29,7 +31,7 @@ pub(super) fn cell(summary: &Summary) -> CellText {
     let cell = &summary.cell;
     let (losses, probes) = (cell.losses(), cell.probes);
     if probes == 0 {
-        return CellText { text: "·".to_owned(), level: Level::Unknown };
+        return CellText { text: ".".to_owned(), level: Level::Unknown };
     }
     if losses > 0 {
         let share = 100.0 * losses as f64 / probes as f64;
@@ -46,32 +48,53 @@ pub(super) fn cell(summary: &Summary) -> CellText {
 fn rtt(time: Duration) -> String {
     let micros = time.as_secs_f64() * 1e6;
     match micros {
-        _ if micros < 9.95 => format!("{micros:.1}µs"),
-        _ if micros < 999.5 => format!("{micros:.0}µs"),
+        _ if micros < 9.95 => format!("{micros:.1}{}s", symbols::micro()),
+        _ if micros < 999.5 => format!("{micros:.0}{}s", symbols::micro()),
         _ if micros < 99_500.0 => format!("{:.1}ms", micros / 1e3),
         _ => format!("{:.0}ms", micros / 1e3),
     }
 }
 
-/// Returns the matrix: a line for each source, and a column for each destination.
+/// The width of a column of the matrix.
+pub(super) const COLUMN_WIDTH: usize = 7;
+
+/// Returns the width of the first column of the matrix, which has the number and the address of a source.
+pub(super) fn label_width(members: &[IpAddr]) -> usize {
+    5 + members.iter().map(|member| member.to_string().len()).max().unwrap_or_default()
+}
+
+/// Returns the first column of a row of the matrix.
+pub(super) fn label(index: usize, source: IpAddr, width: usize) -> String {
+    format!("{:<width$}", format!("{:>3} {source}", index + 1))
+}
+
+/// Returns the heading of a column of the matrix.
+pub(super) fn heading(index: usize) -> String {
+    format!("{:>COLUMN_WIDTH$}", format!("{}{}", symbols::arrow(), index + 1))
+}
+
+/// Returns the matrix: a line for each source, and a column for each destination. Destinations that don't fit into a
+/// line follow in another block of lines.
 pub(super) fn matrix(results: &Results) -> String {
     let members = results.members();
-    let width = members.iter().map(|member| member.to_string().len()).max().unwrap_or_default();
-    let mut text = format!("{:width$}     ", "");
-    for n in 1..=members.len() {
-        text += &format!("{:>7}", format!("→{n}"));
-    }
-    for (n, &source) in members.iter().enumerate() {
-        text += &format!("\n{:>3} {:width$} ", n + 1, source.to_string());
-        for &destination in &members {
-            let cell = match source == destination {
-                true => "-".to_owned(),
-                false => cell(&results.summary(source, destination, false)).text,
-            };
-            text += &format!("{cell:>7}");
+    let width = label_width(&members);
+    let column_count = (prose::MAX_WIDTH.saturating_sub(width) / COLUMN_WIDTH).max(1);
+    let columns: Vec<usize> = (0..members.len()).collect();
+    let block = |columns: &[usize]| {
+        let mut text = " ".repeat(width) + &columns.iter().map(|&column| heading(column)).collect::<String>();
+        for (row, &source) in members.iter().enumerate() {
+            text += &format!("\n{}", label(row, source, width));
+            for &column in columns {
+                let cell = match row == column {
+                    true => "-".to_owned(),
+                    false => cell(&results.summary(source, members[column], false)).text,
+                };
+                text += &format!("{cell:>COLUMN_WIDTH$}");
+            }
         }
-    }
-    text + "\n"
+        text + "\n"
+    };
+    columns.chunks(column_count).map(block).collect::<Vec<_>>().join("\n")
 }
 
 /// Returns the diagnosis in words, and the next command to run.
@@ -83,19 +106,60 @@ pub(super) fn diagnosis(results: &Results) -> String {
             true => format!("named after {:.0} s", time.as_secs_f64()),
             false => format!("named after {:.0} s, not seen at the end", time.as_secs_f64()),
         };
-        text += &format!("fault: {fault} ({when})\n  hint: {}\n", next_step(fault));
+        text += &format!("fault: {fault} ({when})\n  hint: {}\n", next_step(results, fault));
     }
     if results.named.is_empty() {
-        text += &format!("{}\n", results.diagnosis);
+        text += &format!("{}\n", findings(results).join("\n"));
         if results.diagnosis.verdict() == Verdict::NotEnoughEvidence {
-            text += "  hint: run `adverb mesh host` for a longer time, or with more addresses\n";
+            let missing: Vec<IpAddr> = results.missing_responders().collect();
+            match missing.is_empty() {
+                true => text += "  hint: run `adverb mesh host` for a longer time, or with more addresses\n",
+                false => missing
+                    .iter()
+                    .for_each(|address| text += &format!("  hint: {}\n", start_responder(*address))),
+            }
         }
     }
     text
 }
 
+/// Returns the current faults, or the reasons why the evidence is not enough, one per line.
+pub(super) fn findings(results: &Results) -> Vec<String> {
+    let diagnosis = &results.diagnosis;
+    match diagnosis.verdict() {
+        Verdict::Healthy | Verdict::Faulty => diagnosis.to_string().lines().map(str::to_owned).collect(),
+        Verdict::NotEnoughEvidence => {
+            gaps(results).into_iter().map(|gap| format!("not enough evidence: {gap}")).collect()
+        }
+    }
+}
+
+/// Returns the reasons why the evidence is not enough. A member that has never answered probably has no responder, and
+/// losses of probes to it say nothing about the network.
+pub(super) fn gaps(results: &Results) -> Vec<String> {
+    let missing: Vec<IpAddr> = results.missing_responders().collect();
+    let is_explained = |gap: &&Gap| {
+        let is_about_loss =
+            matches!(gap, Gap::FewWitnesses { .. } | Gap::Ambiguous { .. } | Gap::Silent { .. });
+        let mut losses = results.matrix.totals().filter(|(_, cell)| cell.losses() > 0);
+        is_about_loss && losses.all(|(route, _)| missing.contains(&route.destination))
+    };
+    let no_responder = missing
+        .iter()
+        .map(|address| format!("no responder answers at {address}: start `adverb respond` there"));
+    let others = results.diagnosis.gaps.iter().filter(|gap| !is_explained(gap)).map(ToString::to_string);
+    no_responder.chain(others).collect()
+}
+
+fn start_responder(address: IpAddr) -> String {
+    format!(
+        "on the host of {address}, run `adverb respond --device NAME`, without a key, with the device of this \
+         address or `soft:{address}`"
+    )
+}
+
 /// Returns the next command to run.
-pub(super) fn next_step(fault: &Fault) -> String {
+fn next_step(results: &Results, fault: &Fault) -> String {
     match &fault.suspect {
         Suspect::Nic(address) => format!(
             "run `adverb stat --interval 5`: if error counters of the device with {address} rise, replace its cable or \
@@ -118,6 +182,9 @@ pub(super) fn next_step(fault: &Fault) -> String {
         Suspect::Everywhere => {
             "run `adverb stat --interval 5` for drops in this host, then check the common switch".to_owned()
         }
+        Suspect::Unreachable(address) if results.missing_responders().any(|missing| missing == *address) => {
+            start_responder(*address)
+        }
         Suspect::Unreachable(address) => format!(
             "run `adverb devices` for the state of its port, and `adverb ping {address}` from another host"
         ),
@@ -139,7 +206,7 @@ mod tests {
 
     #[test]
     fn matrix_shows_losses_and_round_trip_times() {
-        let text = matrix(&samples::lossy());
+        let text = matrix(&samples::lossy(5));
         assert_eq!(
             text,
             "                  →1     →2     →3     →4     →5\n  \
@@ -153,9 +220,32 @@ mod tests {
 
     #[test]
     fn diagnosis_ends_with_the_next_command() {
-        let text = diagnosis(&samples::lossy());
+        let text = diagnosis(&samples::lossy(5));
         assert!(text.starts_with("fault: the NIC 10.0.0.3 or its cable loses packets: "), "{text}");
         assert!(text.contains("\n  hint: run `adverb stat --interval 5`"), "{text}");
+    }
+
+    #[test]
+    fn a_host_without_a_responder_needs_one() {
+        for local in [1, 2] {
+            let (results, address) = (samples::without_responder(local), format!("10.0.0.{}", local + 1));
+            let text = diagnosis(&results);
+            let expected = format!("no responder answers at {address}: start `adverb respond` there\n");
+            assert!(text.starts_with(&format!("not enough evidence: {expected}")), "{text}");
+            assert!(
+                text.contains(&format!("\n  hint: on the host of {address}, run `adverb respond ")),
+                "{text}"
+            );
+            assert!(!text.contains("packets are lost") && !text.contains("add addresses"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_matrix_of_many_members_fits_into_lines() {
+        let text = matrix(&samples::lossy(12));
+        assert!(text.lines().all(|line| line.chars().count() <= prose::MAX_WIDTH), "{text}");
+        assert!(text.contains("→12\n"), "{text}");
+        assert_eq!(text.matches(" 12 10.0.0.12 ").count(), 2, "{text}");
     }
 
     #[test]

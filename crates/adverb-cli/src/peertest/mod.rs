@@ -8,6 +8,8 @@ use adverb::verbs::{Device, PathMtu};
 use adverb_conformance::peer::{self, Case, CaseOutcome, CaseResult, Port, Session, Settings};
 use anyhow::{Context, Result};
 
+use crate::json;
+
 /// The options of `adverb peertest`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -41,7 +43,7 @@ pub(crate) struct Args {
     /// Run only this case, such as `rc-write:forward`. The option can be repeated.
     #[arg(long, value_name = "OPERATION:DIRECTION", requires = "peer")]
     only: Vec<Case>,
-    /// Print one line of JSON per case, and nothing else.
+    /// Print one line of JSON per case, and nothing else. The fields keep their names and meanings while `version` is 1.
     #[arg(long, requires = "peer")]
     json: bool,
     /// List the cases and exit.
@@ -82,7 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         let listener =
             TcpListener::bind(address).with_context(|| format!("could not listen on {address}"))?;
         eprintln!(
-            "listening on {}: run `adverb peertest --peer …` on the other machine",
+            "listening on {}: run `adverb peertest --peer ADDRESS` on the other machine",
             listener.local_addr()?
         );
         let (stream, _) = listener.accept().context("could not accept a connection")?;
@@ -115,9 +117,9 @@ fn run_all(mut session: Session, args: &Args) -> Result<ExitCode> {
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn print_result(result: &CaseResult, json: bool) -> Result<()> {
-    let line = if json {
-        serde_json::to_string(result)?
+fn print_result(result: &CaseResult, is_json: bool) -> Result<()> {
+    let line = if is_json {
+        json::line("peertest", result)?
     } else {
         // The width is that of `rc-write-imm:forward`. Results of longer names begin further right.
         format!("{:20}  {result}", result.case.to_string())

@@ -19,6 +19,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::interrupt::Interrupt;
+use crate::json::{self, nanos};
 use crate::respond::read_key;
 use crate::traceroute;
 use paths::{Direction, Paths};
@@ -62,7 +63,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDRESS")]
     address: Option<IpAddr>,
     /// The number of probes.
-    #[arg(long, short, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    #[arg(long, short, default_value_t = 10, value_parser = count)]
     count: u32,
     /// The time between two probes, in seconds.
     #[arg(long, short, value_name = "SECONDS", default_value = "0.2", value_parser = seconds)]
@@ -93,7 +94,8 @@ pub(crate) struct Args {
     /// Use only stamps of the process, to compare them with those of the NIC or the kernel.
     #[arg(long)]
     process_stamps: bool,
-    /// Print JSON: one line per probe, and one with the summary.
+    /// Print JSON: a line at the start, one per probe, and one with the summary. The fields keep their names and
+    /// meanings while `version` is 1.
     #[arg(long)]
     json: bool,
 }
@@ -107,6 +109,11 @@ const SOME_LOST: u8 = 3;
 /// The exit status if no probe was answered.
 const NONE_ANSWERED: u8 = 4;
 
+fn count(text: &str) -> Result<u32, String> {
+    let count = text.parse().ok().filter(|count| (1..=10_000_000).contains(count));
+    count.ok_or_else(|| "the number of probes must be from 1 to 10000000".to_owned())
+}
+
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "a number of seconds is expected".to_owned())?;
     let is_allowed = (0.001..=3600.0).contains(&seconds);
@@ -119,7 +126,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let interrupt = Interrupt::new()?;
     let host = resolve(&args.host, args.port)?;
-    let device = open_device(args, host)?;
+    let device = open_device(args.device.as_deref(), args.address, host)?;
     let key = args.key_file.as_deref().map(read_key).transpose()?;
     let mut options = ProberOptions::new()
         .timeout(args.timeout, args.timeout)
@@ -168,14 +175,14 @@ fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
 }
 
 /// Opens the device that was named, or the one from whose address the system routes to the host.
-fn open_device(args: &Args, host: SocketAddr) -> Result<Device> {
-    if let Some(name) = &args.device {
+pub(crate) fn open_device(name: Option<&str>, address: Option<IpAddr>, host: SocketAddr) -> Result<Device> {
+    if let Some(name) = name {
         return Ok(Device::open(name)?);
     }
     if host.ip().is_loopback() {
         return Ok(Device::open("soft")?);
     }
-    let local = match args.address {
+    let local = match address {
         Some(address) => address,
         None => route_source(host).with_context(|| format!("there is no route to {}", host.ip()))?,
     };
@@ -196,7 +203,7 @@ fn route_source(host: SocketAddr) -> io::Result<IpAddr> {
 }
 
 /// Returns an address of the device in the family of the host, the one that the system routes from if possible.
-fn local_addr_of(device: &Device, host: SocketAddr) -> Option<IpAddr> {
+pub(crate) fn local_addr_of(device: &Device, host: SocketAddr) -> Option<IpAddr> {
     let gids = device.gids().ok()?;
     let addresses = || gids.iter().map(|entry| entry.gid.udp_addr().ip());
     let routed = route_source(host).ok().filter(|&routed| addresses().any(|address| address == routed));
@@ -287,9 +294,9 @@ impl<'a> Session<'a> {
             );
             let line = json!({
                 "event": "trace", "paths": paths.collect::<Vec<_>>(), "source_port_count": route.port_count,
-                "probe_count": route.probe_count, "seconds": started.elapsed().as_secs_f64(),
+                "probe_count": route.probe_count, "elapsed_ns": nanos(started.elapsed()),
             });
-            writeln!(out, "{line}")?;
+            writeln!(out, "{}", json::line("ping", &line)?)?;
         } else {
             let seconds = started.elapsed().as_secs_f64();
             write!(out, "{}", text::traced(&self.paths.list, seconds))?;
@@ -371,7 +378,7 @@ impl<'a> Session<'a> {
                 if self.args.json {
                     let mut line = self.paths.named_json(named, &self.summaries);
                     line["event"] = "lossy_path".into();
-                    writeln!(out, "{line}")?;
+                    writeln!(out, "{}", json::line("ping", &line)?)?;
                 } else {
                     let text = self.paths.named_text(named, &self.summaries);
                     writeln!(out, "after {} probes: {text}", named.after)?;
@@ -388,7 +395,9 @@ impl<'a> Session<'a> {
             return Ok(());
         }
         let line = match (&event.kind, self.args.json) {
-            (ProbeEventKind::Finished(result), true) => probe_json(&event.probe, result).to_string(),
+            (ProbeEventKind::Finished(result), true) => {
+                json::line("ping", &probe_json(&event.probe, result))?
+            }
             (_, true) => return Ok(()),
             (kind, false) => text::probe_line(&self.start, &event.probe, kind),
         };
@@ -406,7 +415,7 @@ impl<'a> Session<'a> {
                 "gid": start.gid, "gid_index": start.gid_index, "size": start.size, "dscp": start.dscp,
                 "paths": start.paths, "trace": start.is_traced,
             });
-            writeln!(out, "{line}")?;
+            writeln!(out, "{}", json::line("ping", &line)?)?;
         } else {
             writeln!(out, "{}", self.start)?;
         }
@@ -445,7 +454,7 @@ impl<'a> Session<'a> {
                 line["lossy_paths"] = named.collect();
                 line["probes_to_name"] = self.paths.needed_json();
             }
-            writeln!(out, "{line}")?;
+            writeln!(out, "{}", json::line("ping", &line)?)?;
         } else {
             let unmatched = counts.unmatched_acks + strays.unmatched_acks;
             write!(
@@ -466,10 +475,6 @@ impl<'a> Session<'a> {
         }
         Ok(out.flush()?)
     }
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn probe_json(probe: &Probe, result: &ProbeResult) -> Value {

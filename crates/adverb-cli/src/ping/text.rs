@@ -12,6 +12,7 @@ use adverb::probe::paths;
 use adverb::probe::session::{ProbeEventKind, ProbeResult};
 
 use super::paths::PingPath;
+use crate::symbols;
 
 /// The first line.
 pub(super) struct Start {
@@ -89,6 +90,9 @@ pub(super) fn probe_line(start: &Start, probe: &Probe, kind: &ProbeEventKind) ->
     line
 }
 
+/// The size of a probe that fits every network with an MTU of at least 1280 bytes.
+const MAX_SIZE_OF_EVERY_PATH: u16 = 1024;
+
 /// Returns the summary of all probes.
 pub(super) fn summary(
     start: &Start,
@@ -123,10 +127,19 @@ pub(super) fn summary(
         None => writeln!(text, "; loss unknown"),
     };
     if counts.lost > 0 && answered == 0 && counts.return_lost == 0 {
-        // The lookup found the responder, so the network passes some packets.
-        text.push_str(
-            "hint: a responder with a key drops probes without it: check --key-file at both ends\n",
-        );
+        // The lookup found the responder, so the network passes short packets.
+        if start.size > MAX_SIZE_OF_EVERY_PATH {
+            _ = writeln!(
+                text,
+                "hint: the responder answers short packets: the MTU of a network on the path is too small for {}-byte \
+                 probes, or the responder has a key (--key-file); try --size {MAX_SIZE_OF_EVERY_PATH}",
+                start.size
+            );
+        } else {
+            text.push_str(
+                "hint: a responder with a key drops probes without it: check --key-file at both ends\n",
+            );
+        }
     }
     let rows = [
         ("network", &summary.network_rtt),
@@ -241,7 +254,7 @@ fn histogram(name: &str, histogram: &DurationHistogram) -> String {
     for (lower, limit, count) in rows {
         // A count that is not 0 has a bar.
         let bar = (count * MAX_BAR_WIDTH).div_ceil(max_count);
-        let bar = "█".repeat(bar as usize);
+        let bar = symbols::bar().repeat(bar as usize);
         let line = format!("{:>9} to {:>9}  {count:6}  {bar}", duration(lower), duration(limit));
         _ = writeln!(text, "{}", line.trim_end());
     }
@@ -253,12 +266,16 @@ fn duration(duration: Duration) -> String {
     let nanos = duration.as_nanos() as f64;
     let (value, unit) = match nanos {
         ..1e3 => return format!("{nanos:.0} ns"),
-        ..1e6 => (nanos / 1e3, "µs"),
+        ..1e6 => return format!("{} {}s", three_digits(nanos / 1e3), symbols::micro()),
         ..1e9 => (nanos / 1e6, "ms"),
         _ => (nanos / 1e9, "s"),
     };
+    format!("{} {unit}", three_digits(value))
+}
+
+fn three_digits(value: f64) -> String {
     let decimals = if value < 10.0 { 2 } else { usize::from(value < 100.0) };
-    format!("{value:.decimals$} {unit}")
+    format!("{value:.decimals$}")
 }
 
 #[cfg(test)]
@@ -270,6 +287,30 @@ mod tests {
         let text = |nanos| duration(Duration::from_nanos(nanos));
         assert_eq!([text(0), text(999), text(1_000), text(12_340)], ["0 ns", "999 ns", "1.00 µs", "12.3 µs"]);
         assert_eq!([text(123_400), text(7_920_000), text(1_500_000_000)], ["123 µs", "7.92 ms", "1.50 s"]);
+    }
+
+    #[test]
+    fn lost_long_probes_are_explained_by_the_path_mtu() {
+        let mut lost = Summary::default();
+        lost.counts.lost = 5;
+        let hint = |size| {
+            let start = Start {
+                host: "storage".to_owned(),
+                addr: ([192, 0, 2, 7], 18516).into(),
+                device: "soft:192.0.2.1".to_owned(),
+                gid: "::ffff:192.0.2.1".to_owned(),
+                gid_index: 0,
+                size,
+                dscp: vec![0],
+                paths: 1,
+                is_traced: false,
+            };
+            let text = summary(&start, &lost, 0, 0, 0);
+            text.split_once("hint: ").expect("a hint").1.to_owned()
+        };
+        assert!(hint(4000).contains("MTU of a network on the path is too small for 4000-byte probes"));
+        assert!(hint(4000).contains("--size 1024"), "{}", hint(4000));
+        assert!(!hint(64).contains("MTU") && hint(64).contains("--key-file"), "{}", hint(64));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use adverb::verbs::{Counters, Device};
 use anyhow::{Context, Result, ensure};
 
 use crate::interrupt::Interrupt;
+use crate::json;
 
 /// The options of `adverb respond`.
 #[derive(Debug, clap::Args)]
@@ -25,9 +26,9 @@ limited. With a key, it answers only probers that have the same key; others see
   adverb respond --device mlx5_0
   adverb respond --device soft:192.0.2.7 --key-file /etc/adverb/probe.key
 
-The responder runs until SIGINT, SIGTERM or the end of --duration. Then it prints
-the number of answered and dropped probes, and the errors that its device counted
-since the start.")]
+The responder runs until SIGINT, SIGTERM or the end of --duration. Then it
+prints the number of answered and dropped probes, and the errors that its device
+counted since the start.")]
 pub(crate) struct Args {
     /// The name of the device: see `adverb devices`.
     #[arg(long, value_name = "NAME")]
@@ -50,7 +51,8 @@ pub(crate) struct Args {
     /// Use only stamps of the process, to compare them with those of the NIC or the kernel.
     #[arg(long)]
     process_stamps: bool,
-    /// Print JSON: one line at the start, and one at the end.
+    /// Print JSON: one line at the start, and one at the end. The fields keep their names and meanings while
+    /// `version` is 1.
     #[arg(long)]
     json: bool,
 }
@@ -81,7 +83,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         let addr = responder.local_addr();
         let mut out = io::stdout().lock();
         if args.json {
-            let line = serde_json::json!({ "event": "listening", "device": args.device, "address": addr.to_string() });
+            let event = serde_json::json!({ "event": "listening", "device": args.device, "address": addr.to_string() });
+            let line = json::line("respond", &event)?;
             writeln!(out, "{line}")?;
         } else {
             writeln!(out, "answering probes at {addr} on {}", args.device)?;
@@ -94,7 +97,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     for responder in responders {
         let addr = responder.local_addr().to_string();
         let stats = responder.stop();
-        println!("{}", if args.json { json(&addr, &stats, &errors) } else { text(&addr, &stats) });
+        println!("{}", if args.json { stopped(&addr, &stats, &errors)? } else { text(&addr, &stats) });
     }
     if !args.json && !errors.is_empty() {
         let errors: Vec<String> = errors.iter().map(|(name, count)| format!("{name} {count}")).collect();
@@ -139,9 +142,9 @@ fn text(address: &str, stats: &ResponderStats) -> String {
     )
 }
 
-fn json(address: &str, stats: &ResponderStats, device_errors: &BTreeMap<String, u64>) -> String {
+fn stopped(address: &str, stats: &ResponderStats, device_errors: &BTreeMap<String, u64>) -> Result<String> {
     let answers = &stats.answers;
-    serde_json::json!({
+    let event = serde_json::json!({
         "event": "stopped",
         "address": address,
         "answered": answers.answered,
@@ -152,6 +155,6 @@ fn json(address: &str, stats: &ResponderStats, device_errors: &BTreeMap<String, 
         "rate_limited": answers.rate_limited,
         "busy": answers.busy,
         "device_errors": device_errors,
-    })
-    .to_string()
+    });
+    Ok(json::line("respond", &event)?)
 }

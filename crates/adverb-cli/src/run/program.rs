@@ -53,8 +53,13 @@ impl Program {
 
     /// Sends SIGTERM to the program, and waits until it ends. Returns its exit status.
     pub(super) fn terminate(&self) -> Result<u8> {
-        // A terminal has sent its signal to the program already. If the program has ended, there is nothing to signal.
+        // If the program has ended, there is nothing to signal.
         _ = kill(self.0, Signal::SIGTERM);
+        self.wait()
+    }
+
+    /// Waits until the program ends, and returns its exit status.
+    pub(super) fn wait(&self) -> Result<u8> {
         loop {
             if let Some(status) = status(waitpid(self.0, None)?) {
                 return Ok(status);

@@ -3,6 +3,7 @@
 mod progress;
 
 use std::fs;
+use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,18 +15,20 @@ use anyhow::{Context, Result, ensure};
 
 use progress::Progress;
 
+use crate::json;
+
 /// The options of `adverb selftest`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The tests connect queue pairs of the device to each other on an active port. They
-need no peer, and send no packets except through that port. The exit status is 0
-if the device follows every rule, except for its known deviations.
+The tests connect queue pairs of the device to each other on an active port.
+They need no peer, and send no packets except through that port. The exit status
+is 0 if the device follows every rule, except for its known deviations.
 
   adverb selftest --device mlx5_0 --report mlx5_0.json
 
-writes the report to mlx5_0.json and, as text, to mlx5_0.txt. The report contains
-no addresses and no GUIDs. Please send us your report, whatever the results are:
-see the README.")]
+writes the report to mlx5_0.json and, as text, to mlx5_0.txt. The report
+contains no addresses and no GUIDs. Please send us your report, whatever the
+results are: see the README.")]
 pub(crate) struct Args {
     /// The name of the device: see `adverb devices`.
     #[arg(long, value_name = "NAME", required_unless_present = "list")]
@@ -39,7 +42,8 @@ pub(crate) struct Args {
     /// The seed of the injected packet loss.
     #[arg(long, value_name = "NUMBER", requires = "link", default_value_t = 1)]
     seed: u64,
-    /// Write the report to this file as JSON, and as text to a file with the extension .txt.
+    /// Write the report to this file as JSON, and as text to a file with the extension .txt. The fields of the JSON keep
+    /// their names and meanings while `version` is 1.
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// Run only the tests whose group or name contains this text. The option can be repeated.
@@ -116,7 +120,10 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     let suite = Suite::all().matching_any(&args.filter);
     let Some(name) = args.device.as_deref().filter(|_| !args.list) else {
-        suite.tests().for_each(|test| println!("{}: {}", test.group(), test.name()));
+        let mut out = io::stdout().lock();
+        for test in suite.tests() {
+            writeln!(out, "{}: {}", test.group(), test.name())?;
+        }
         return Ok(ExitCode::SUCCESS);
     };
     // While the device is open, it can be opened by its name.
@@ -133,7 +140,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let mut progress = Progress::new(suite.tests().map(|test| test.name()).collect());
     let report = suite.run(name, &options, |test, result| {
         if args.verbose {
-            progress.line(&format!("{:7.3} s  {}: {result}", result.seconds, test.name()));
+            progress.line(&format!("{:7.3} s  {}: {result}", result.elapsed.as_secs_f64(), test.name()));
         } else if result.outcome != Outcome::Passed || !result.expected {
             progress.line(&format!("{}: {result}", test.name()));
         }
@@ -159,7 +166,7 @@ fn deviations(file: Option<&Path>, device: &str) -> Result<Deviations> {
 
 fn save(report: &Report, file: &Path) -> Result<()> {
     let text = text_report_path(file);
-    write(file, &(report.to_json()? + "\n"))?;
+    write(file, &json::pretty("selftest", report)?)?;
     write(&text, &report.text())?;
     eprintln!("wrote the report to {} and {}: please send it to us", file.display(), text.display());
     Ok(())

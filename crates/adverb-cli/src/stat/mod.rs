@@ -12,14 +12,15 @@ use adverb::verbs::{Counters, Device};
 use anyhow::{Context, Result};
 
 use crate::devices::{self, NoUsableDevice};
-use sample::{PortSample, Sample, VERSION};
+use crate::json;
+use sample::{PortSample, Sample};
 
 /// The options of `adverb stat`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The command prints the increase of each counter per interval and per second. Error
-counters, which don't increase on a healthy network, are marked with ! and also
-shown per million packets. The counters belong to the device, include all
+The command prints the increase of each counter per interval and per second.
+Error counters, which don't increase on a healthy network, are marked with ! and
+also shown per million packets. The counters belong to the device, include all
 programs that use it, and have the names that its driver gives them. A software
 NIC is an exception: it belongs to the process that opened it, and this command
 opens one of its own, which has no traffic. A program reads the counters of its
@@ -71,8 +72,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         let until = start + args.interval.saturating_mul(u32::try_from(number).unwrap_or(u32::MAX));
         std::thread::sleep(until.saturating_duration_since(Instant::now()));
         let ports = watched.iter_mut().map(Watched::sample).collect::<Result<Vec<_>>>()?;
-        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-        print(args, &Sample { version: VERSION, time, ports, problem: None })?;
+        let time_ns = json::nanos(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default());
+        print(args, &Sample { time_ns, ports, problem: None })?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -97,7 +98,7 @@ impl Watched {
 fn print_no_device(args: &Args, no_device: &NoUsableDevice) -> Result<ExitCode> {
     if args.json {
         let problem = Some(no_device.message.clone());
-        print(args, &Sample { version: VERSION, time: 0.0, ports: Vec::new(), problem })?;
+        print(args, &Sample { time_ns: 0, ports: Vec::new(), problem })?;
     } else {
         eprint!("{}", no_device.text);
     }
@@ -106,7 +107,7 @@ fn print_no_device(args: &Args, no_device: &NoUsableDevice) -> Result<ExitCode> 
 
 fn print(args: &Args, sample: &Sample) -> Result<()> {
     let output = match args.json {
-        true => serde_json::to_string(sample)? + "\n",
+        true => json::line("stat", sample)? + "\n",
         false => text::tables(sample, args.all),
     };
     let mut stdout = io::stdout().lock();

@@ -5,16 +5,13 @@ use std::collections::BTreeMap;
 use adverb::verbs::{Counters, CountersDelta};
 use serde::Serialize;
 
-/// The version of the JSON output. Added fields don't change it; existing fields keep their names and meanings.
-pub(super) const VERSION: u32 = 1;
+use crate::json;
 
 /// The counters of all ports in an interval.
 #[derive(Debug, Serialize)]
 pub(super) struct Sample {
-    /// Always [`VERSION`].
-    pub version: u32,
-    /// The end of the interval, in seconds since 1970.
-    pub time: f64,
+    /// The end of the interval, in nanoseconds since 1970.
+    pub time_ns: u64,
     /// The counters of each port.
     pub ports: Vec<PortSample>,
     /// The reason why there are no counters.
@@ -28,8 +25,8 @@ pub(super) struct PortSample {
     pub device: String,
     /// The number of the port, from 1.
     pub port: u8,
-    /// The length of the interval in seconds.
-    pub seconds: f64,
+    /// The length of the interval in nanoseconds.
+    pub interval_ns: u64,
     /// The packets sent and received, if the device counts them.
     pub packets: Option<Rate>,
     /// The sum of all error counters.
@@ -89,7 +86,7 @@ impl PortSample {
         PortSample {
             device: device.to_owned(),
             port,
-            seconds: difference.elapsed().as_secs_f64(),
+            interval_ns: json::nanos(difference.elapsed()),
             packets,
             errors,
             errors_per_million: packets.and_then(|packets| per_million(errors.count, packets.count)),
@@ -127,7 +124,7 @@ pub(super) mod samples {
         PortSample {
             device: "rxe0".to_owned(),
             port: 1,
-            seconds: 2.0,
+            interval_ns: 2_000_000_000,
             packets: Some(Rate { count: 2000, rate: 1000.0 }),
             errors: Rate { count: 2, rate: 1.0 },
             errors_per_million: Some(1000.0),
@@ -146,16 +143,15 @@ mod tests {
     fn json_has_all_fields() {
         let mut port = samples::port();
         port.counters.retain(|name, _| name == "rcvd_seq_err");
-        let sample = Sample { version: VERSION, time: 1.5, ports: vec![port], problem: None };
+        let sample = Sample { time_ns: 1_500_000_000, ports: vec![port], problem: None };
         assert_eq!(
             serde_json::to_value(sample).unwrap(),
             json!({
-                "version": 1,
-                "time": 1.5,
+                "time_ns": 1_500_000_000_u64,
                 "ports": [{
                     "device": "rxe0",
                     "port": 1,
-                    "seconds": 2.0,
+                    "interval_ns": 2_000_000_000_u64,
                     "packets": { "count": 2000, "rate": 1000.0 },
                     "errors": { "count": 2, "rate": 1.0 },
                     "errors_per_million": 1000.0,

@@ -9,7 +9,8 @@ pub(super) fn tables(sample: &Sample, all: bool) -> String {
 }
 
 fn port_table(port: &PortSample, all: bool) -> String {
-    let mut text = format!("{} port {}, {:.2} s: {}\n", port.device, port.port, port.seconds, summary(port));
+    let seconds = port.interval_ns as f64 / 1e9;
+    let mut text = format!("{} port {}, {seconds:.2} s: {}\n", port.device, port.port, summary(port));
     let mut table = Table::new([
         Column::Left(""),
         Column::Left("COUNTER"),
@@ -54,13 +55,13 @@ fn summary(port: &PortSample) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sample::{VERSION, samples};
+    use super::super::sample::samples;
     use super::*;
 
     fn text(all: bool, change: impl FnOnce(&mut PortSample)) -> String {
         let mut port = samples::port();
         change(&mut port);
-        tables(&Sample { version: VERSION, time: 0.0, ports: vec![port], problem: None }, all)
+        tables(&Sample { time_ns: 0, ports: vec![port], problem: None }, all)
     }
 
     #[test]

@@ -18,16 +18,17 @@ use adverb::probe::{DEFAULT_PORT, Key};
 use adverb::verbs::Device;
 use anyhow::{Context, Result, bail};
 
+use crate::json;
 use crate::respond::read_key;
 use report::Report;
 
 /// The options of `adverb traceroute`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The command sends RoCE v2 packets whose hop limit is too small to reach HOST, and
-prints the routers that report them. Networks choose one of several paths by the
-source port, so with --paths the command traces several source ports, and prints
-one of them for each path. It needs no privileges.
+The command sends RoCE v2 packets whose hop limit is too small to reach HOST,
+and prints the routers that report them. Networks choose one of several paths by
+the source port, so with --paths the command traces several source ports, and
+prints one of them for each path. It needs no privileges.
 
 Routers limit how often they report, so a trace of many paths may take minutes.
 A hop is printed as inferred if it was not probed from this source port, because
@@ -37,9 +38,9 @@ all other source ports pass it. A router that doesn't report is printed as *.
   adverb traceroute storage-3 --paths 16 --dscp 26
   adverb traceroute 192.0.2.7 --paths 4 --json | jq '.paths[].source_port'
 
-Exit status: 0 all paths lead to HOST; 1 an error; 2 wrong options; 3 a path does
-not lead to HOST, or HOST does not answer. An RDMA NIC answers only if `adverb
-respond` runs on HOST.")]
+Exit status: 0 all paths lead to HOST; 1 an error; 2 wrong options; 3 a path
+does not lead to HOST, or HOST does not answer. An RDMA NIC answers only if
+`adverb respond` runs on HOST.")]
 pub(crate) struct Args {
     /// The name or IP address of the destination.
     #[arg(value_name = "HOST")]
@@ -107,7 +108,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     let report = Report::new(&args.host, &trace, has_responder.then_some(args.port), &route, start.elapsed());
     let output = match args.json {
-        true => serde_json::to_string(&report)? + "\n",
+        true => json::line("traceroute", &report)? + "\n",
         false => text::of(&report, &options),
     };
     let mut stdout = io::stdout().lock();

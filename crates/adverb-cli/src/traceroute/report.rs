@@ -6,13 +6,11 @@ use std::time::Duration;
 use adverb::probe::route::{Hop, HopState, Path, PathEnd, Route, RouteTrace};
 use serde::Serialize;
 
-/// The version of the JSON format.
-const VERSION: u32 = 1;
+use crate::json;
 
 /// The result of a trace.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
-    version: u32,
     pub(super) host: String,
     pub(super) address: IpAddr,
     pub(super) from: IpAddr,
@@ -23,7 +21,7 @@ pub(super) struct Report {
     pub(super) paths: Vec<PathReport>,
     pub(super) source_port_count: usize,
     pub(super) probe_count: u64,
-    pub(super) seconds: f64,
+    pub(super) elapsed_ns: u64,
 }
 
 /// A path.
@@ -45,8 +43,8 @@ pub(super) struct PathReport {
 pub(super) struct HopReport {
     pub(super) hop: u8,
     pub(super) address: Option<IpAddr>,
-    /// The round-trip time in milliseconds, if the hop answered a probe from this source port.
-    pub(super) rtt_ms: Option<f64>,
+    /// The round-trip time, if the hop answered a probe from this source port.
+    pub(super) rtt_ns: Option<u64>,
     pub(super) inferred: bool,
 }
 
@@ -59,7 +57,6 @@ impl Report {
         elapsed: Duration,
     ) -> Report {
         Report {
-            version: VERSION,
             host: host.to_owned(),
             address: trace.target.address,
             from: trace.local,
@@ -69,7 +66,7 @@ impl Report {
             paths: route.paths.iter().map(PathReport::new).collect(),
             source_port_count: route.port_count,
             probe_count: route.probe_count,
-            seconds: elapsed.as_secs_f64(),
+            elapsed_ns: json::nanos(elapsed),
         }
     }
 }
@@ -88,11 +85,11 @@ impl PathReport {
 
 impl HopReport {
     fn new(hop: &Hop) -> HopReport {
-        let rtt_ms = match hop.state {
-            HopState::Answered { rtt, .. } => Some(rtt.as_secs_f64() * 1e3),
+        let rtt_ns = match hop.state {
+            HopState::Answered { rtt, .. } => Some(json::nanos(rtt)),
             HopState::Inferred { .. } | HopState::Silent => None,
         };
         let inferred = matches!(hop.state, HopState::Inferred { .. });
-        HopReport { hop: hop.hop_limit, address: hop.address(), rtt_ms, inferred }
+        HopReport { hop: hop.hop_limit, address: hop.address(), rtt_ns, inferred }
     }
 }

@@ -23,6 +23,7 @@ impl Broker {
         let is_current = |current: u16| current == number || mutant!(AcceptStaleCompletion);
         let Some(session) = state.session().filter(|session| is_current(session.number)) else { return };
         session.is_active = true;
+        session.is_confirmed |= completion.outcome.is_ok();
         match (queue, completion.outcome) {
             (Queue::Send, Ok(_)) => self.complete_send(peer, index),
             (Queue::Recv, Ok(success)) => self.complete_recv(peer, index as u16, success),
@@ -112,48 +113,40 @@ impl Broker {
             *slot = RecvSlotState::Free;
             return;
         }
-        *slot = if message == Received::Message { RecvSlotState::Held } else { RecvSlotState::Free };
+        let uses_credit = matches!(message, Received::Message | Received::Immediate(_));
+        let is_early = matches!(message, Received::Immediate(_)) && mutant!(ImmediateGrantedEarly);
+        let is_held = uses_credit && !is_early;
+        *slot = if is_held { RecvSlotState::Held } else { RecvSlotState::Free };
         let Some(session) = state.session() else { return };
-        if matches!(message, Received::Message | Received::Immediate(_)) && !session.recv_credits.receive() {
-            if message == Received::Message {
-                state.recv_slots[usize::from(index)] = RecvSlotState::Free;
-            }
+        if uses_credit && !session.recv_credits.receive() {
+            state.recv_slots[usize::from(index)] = RecvSlotState::Free;
             return self.end_session(peer, EndReason::ProtocolViolation("message without a credit"));
         }
-        match message {
-            Received::Message => {
-                if mutant!(ReceivePostedWhileHeld) {
-                    session.reposts.push(index);
-                }
-                let is_due = session.recv_credits.is_due();
-                let slot = RecvSlot { peer, index };
-                let (from, length) = (peer, success.length);
-                self.events.push_back(if is_control {
-                    Event::Control { from, slot, length }
-                } else {
-                    Event::Message { from, slot, length }
-                });
-                // The peer may have used its last credit, while earlier grants are unannounced.
-                if is_due && !is_closing && !mutant!(LastCreditUnnoticed) {
+        let (from, length, slot) = (peer, success.length, RecvSlot { peer, index });
+        let event = match message {
+            Received::Message if is_control => Event::Control { from, slot, length },
+            Received::Message => Event::Message { from, slot, length },
+            Received::Immediate(immediate) => Event::Immediate { from, slot, immediate, length },
+            // All earlier messages have arrived.
+            Received::Leave => return self.end_session(peer, EndReason::Left),
+            Received::Credit => {
+                // The receive of a credit message is posted again at once.
+                session.repost_grants += u32::from(mutant!(CreditMessageGrants));
+                session.reposts.push(index);
+                if !is_closing {
                     self.mark_unflushed(peer);
                 }
                 return;
             }
-            Received::Immediate(immediate) => {
-                let length = success.length;
-                self.events.push_back(Event::Immediate { from: peer, immediate, length });
-                if mutant!(ImmediateReceiveLost) {
-                    return;
-                }
-                session.repost_grants += 1;
-            }
-            // All earlier messages have arrived.
-            Received::Leave => return self.end_session(peer, EndReason::Left),
-            Received::Credit => session.repost_grants += u32::from(mutant!(CreditMessageGrants)),
+        };
+        if is_early || mutant!(ReceivePostedWhileHeld) {
+            session.reposts.push(index);
+            session.repost_grants += u32::from(is_early);
         }
-        // The receive of a message without bytes is posted again at once.
-        session.reposts.push(index);
-        if !is_closing {
+        let is_due = session.recv_credits.is_due() || is_early;
+        self.events.push_back(event);
+        // The peer may have used its last credit, while earlier grants are unannounced.
+        if is_due && !is_closing && !mutant!(LastCreditUnnoticed) {
             self.mark_unflushed(peer);
         }
     }

@@ -160,17 +160,11 @@ impl Broker {
         let Lifecycle::Preparing(session) = &mut state.lifecycle else {
             return Err(SessionError::WrongPhase { peer, expected: "being prepared" });
         };
-        if let Some(newest) =
-            state.newest_epoch.filter(|newest| epoch < *newest && !mutant!(AcceptOlderEpoch))
-        {
-            return Err(SessionError::StaleEpoch { peer, newest, requested: epoch });
-        }
         let credits = if mutant!(InitialCreditTooHigh) { credits + 1 } else { credits };
         // A message of the peer can arrive before this call, with a newer count.
         if !session.send_credits.start(credits) {
             return Err(SessionError::InvalidCredits { peer });
         }
-        state.newest_epoch = Some(epoch);
         let session_number = session.number;
         if let Lifecycle::Preparing(session) = core::mem::replace(&mut state.lifecycle, Lifecycle::Closed) {
             state.lifecycle = Lifecycle::Open { session, epoch };
@@ -180,6 +174,25 @@ impl Broker {
         }
         self.mark_ready(peer);
         Ok(())
+    }
+
+    /// Checks whether a run of a peer may replace the session with the peer's current run. A run with a smaller epoch may
+    /// not, if the current one has completed a request or sent a message. The call then probes the session, which ends if the
+    /// current run is dead.
+    ///
+    /// The order of epochs decides only between runs that live at the same time. No epoch is remembered: a peer whose clock
+    /// went back can return, and an epoch in a forged offer has no effect after its session.
+    pub fn check_epoch(&mut self, peer: PeerId, epoch: u64) -> Result<(), SessionError> {
+        let state = self.peer_mut(peer)?;
+        let Some((session, current)) = state.open() else { return Ok(()) };
+        if epoch >= current || !session.is_confirmed || mutant!(AcceptOlderEpoch) {
+            return Ok(());
+        }
+        if session.probe == Probe::Idle {
+            session.probe = Probe::Due;
+            self.mark_ready(peer);
+        }
+        Err(SessionError::StaleEpoch { peer, newest: current, requested: epoch })
     }
 
     /// Leaves the session with a peer. The waiting requests are posted, followed by a leave message; no other requests
@@ -271,7 +284,7 @@ impl Broker {
         }
     }
 
-    /// Returns a message's slot to the broker, which posts it again and grants the sender a credit.
+    /// Returns the slot of a message or of immediate data to the broker, which posts it again and grants the sender a credit.
     pub fn release(&mut self, slot: RecvSlot) {
         let RecvSlot { peer, index } = slot;
         let Some(state) = self.peers.get_mut(usize::from(peer.0)) else { return };

@@ -29,6 +29,19 @@ pub enum BrokerError {
         /// The cause.
         error: std::io::Error,
     },
+    /// The requests of all peers don't fit a completion queue of the device.
+    #[error(
+        "a broker with {peer_count} peers needs a completion queue of {requested} entries: the maximum of the device is \
+         {max}\n  hint: use a smaller `send_queue_depth` or `recv_slots`"
+    )]
+    CompletionQueueTooDeep {
+        /// The number of peers.
+        peer_count: usize,
+        /// The number of entries that the broker needs.
+        requested: u32,
+        /// The maximum.
+        max: u32,
+    },
     /// The two brokers of a session have slots of different sizes.
     #[error(
         "{peer} has message slots of {remote} bytes, and this broker has slots of {local} bytes\n  hint: use the same \
@@ -62,6 +75,12 @@ pub enum BrokerError {
         "the broker belongs to no cluster, or has left it\n  hint: a broker without a cluster uses `prepare` and `establish`"
     )]
     NoCluster,
+    /// Events of earlier sessions were not delivered.
+    #[error("the application has not polled for the events of earlier sessions with {peer}")]
+    UndeliveredEvents {
+        /// The peer.
+        peer: PeerId,
+    },
     /// A session ended before it was established.
     #[error("the session with {peer} ended before it was established")]
     SessionLost {

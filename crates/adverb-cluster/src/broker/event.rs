@@ -16,7 +16,7 @@ pub enum Event<'a> {
         /// The message. Its slot is posted again when the handler returns.
         bytes: &'a [u8],
     },
-    /// A peer's WRITE with immediate data was executed.
+    /// A peer's WRITE with immediate data was executed. The peer gets its credit back when the handler is called.
     Immediate {
         /// The peer that wrote.
         from: PeerId,
@@ -37,6 +37,7 @@ pub enum Event<'a> {
         payloads: Payloads<'a>,
     },
     /// A request that was refused with [`PostError::WouldBlock`](crate::PostError::WouldBlock) may succeed now.
+    /// Several changes can have one event.
     Unblocked {
         /// The peer.
         peer: PeerId,
@@ -112,6 +113,7 @@ pub(super) enum QueuedEvent {
     },
     Immediate {
         from: PeerId,
+        slot: RecvSlot,
         immediate: u32,
         length: u32,
     },
@@ -150,31 +152,7 @@ pub(crate) enum Filter {
     Peer(PeerId),
 }
 
-impl Filter {
-    pub(super) fn includes(self, event: &QueuedEvent) -> bool {
-        let is_receive = event.is_receive();
-        match self {
-            Filter::All => true,
-            // Changes of sessions belong to both.
-            Filter::Sends => !is_receive,
-            Filter::Receives => {
-                is_receive
-                    || matches!(event, QueuedEvent::SessionOpened { .. } | QueuedEvent::SessionEnded { .. })
-            }
-            Filter::Peer(peer) => event.peer() == peer,
-        }
-    }
-}
-
 impl QueuedEvent {
-    /// Whether a request of the peer caused the event.
-    pub(super) fn is_receive(&self) -> bool {
-        matches!(
-            self,
-            QueuedEvent::Message { .. } | QueuedEvent::Immediate { .. } | QueuedEvent::SegmentsChanged { .. }
-        )
-    }
-
     pub(super) fn peer(&self) -> PeerId {
         match self {
             QueuedEvent::Message { from: peer, .. }

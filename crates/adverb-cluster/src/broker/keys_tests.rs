@@ -181,7 +181,7 @@ fn keys_precede_the_messages_of_a_session() {
     b.establish(PEER, &offer_of_a).unwrap();
     b.send(PEER, &item.remote_ptr().to_bytes()).unwrap();
     let started = Instant::now();
-    while a.early_events.is_empty() {
+    while a.peers[0].early_events.is_empty() {
         b.poll(|_, _| ()).unwrap();
         a.poll(|_, event| panic!("{event:?}")).unwrap();
         assert!(started.elapsed() < TEST_DEADLINE);

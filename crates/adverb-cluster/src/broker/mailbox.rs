@@ -13,6 +13,10 @@ use parking_lot::Mutex;
 
 use super::{Broker, BrokerError, Offer, Result};
 
+/// The number of undelivered events of a peer's sessions from which on no further session is prepared. A peer that connects
+/// repeatedly can't fill the queue of a program that polls for other peers.
+const MAX_SESSION_EVENTS: usize = 8;
+
 /// A command to a broker.
 pub(crate) enum Command {
     /// Prepare a session over a queue pair.
@@ -141,6 +145,24 @@ impl Mailbox {
         let _ = (&self.sender).write(&[0]);
     }
 
+    /// Withdraws the command to prepare a session, or makes the broker close a session that it has prepared. So a broker that
+    /// isn't polled has no commands of attempts that have ended.
+    pub(crate) fn abort(&self, peer: PeerId, attempt: u64) {
+        let mut commands = self.commands.lock();
+        let is_preparation = |command: &Command| matches!(command, Command::Prepare { attempt: other, .. } if *other == attempt);
+        let withdrawn = commands.iter().position(is_preparation).map(|index| commands.remove(index));
+        drop(commands);
+        if withdrawn.is_none() {
+            self.send(Command::Abort { peer, attempt });
+        }
+    }
+
+    /// Returns the number of commands that the broker has not executed.
+    #[cfg(test)]
+    pub(crate) fn command_count(&self) -> usize {
+        self.commands.lock().len()
+    }
+
     /// Takes the commands.
     fn take(&self) -> Vec<Command> {
         let mut commands = self.commands.lock();
@@ -229,15 +251,18 @@ impl Broker {
         queue_pair: Arc<QueuePair>,
         peer_epoch: Option<u64>,
     ) -> Result<Offer> {
-        match (self.core.epoch(peer), peer_epoch) {
-            (Some(current), Some(requested)) if requested < current => {
-                return Err(SessionError::StaleEpoch { peer, newest: current, requested }.into());
-            }
+        let checked = match peer_epoch {
+            Some(epoch) => self.core.check_epoch(peer, epoch),
             // This side asked for a session, and has one by now.
-            (Some(_), None) => {
-                return Err(SessionError::WrongPhase { peer, expected: "closed" }.into());
-            }
-            _ => {}
+            None if self.is_open(peer) => Err(SessionError::WrongPhase { peer, expected: "closed" }),
+            None => Ok(()),
+        };
+        // A refused epoch causes a probe of the session.
+        self.post_requests();
+        checked?;
+        let state = self.peers.get(usize::from(peer.0));
+        if state.is_some_and(|state| state.session_event_count >= MAX_SESSION_EVENTS) {
+            return Err(BrokerError::UndeliveredEvents { peer });
         }
         self.close(peer);
         self.prepare_with(peer, queue_pair, attempt)

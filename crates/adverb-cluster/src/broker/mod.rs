@@ -4,6 +4,7 @@
 
 mod error;
 mod event;
+mod event_queue;
 mod keys;
 #[cfg(all(test, feature = "soft"))]
 mod keys_tests;
@@ -18,7 +19,6 @@ mod tests;
 mod wait;
 mod waker;
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -45,6 +45,7 @@ pub use slot::SendBuf;
 pub(crate) use waker::Waker;
 
 use event::QueuedEvent;
+use event_queue::EventQueue;
 use keys::Publication;
 use peer::{Link, Peer};
 use slot::Returns;
@@ -125,9 +126,7 @@ pub struct Broker {
     publication: Option<Publication>,
     returns: Arc<Returns>,
     /// The events that were not delivered yet.
-    events: VecDeque<QueuedEvent>,
-    /// The messages of sessions that are not open yet. They are delivered after `SessionOpened`.
-    early_events: VecDeque<QueuedEvent>,
+    events: EventQueue,
     /// The peers whose queue pairs must be destroyed, once all polled completions are processed.
     closing: Vec<PeerId>,
     started: Instant,
@@ -143,21 +142,25 @@ pub struct Broker {
 
 impl Broker {
     /// Creates a broker with `peer_count` peers, on the device of `domain`. `epoch` identifies this run of the member: a
-    /// member that restarts must use a larger number.
+    /// member that restarts must use another number, which should be larger.
     ///
     /// On the software NIC, each thread should have its own device, because the threads that share one wait for its locks.
     ///
     /// # Errors
     ///
-    /// Returns [`BrokerError::Config`] if the configuration is invalid, and [`BrokerError::Verbs`] if the completion queue
-    /// can't be created.
+    /// Returns [`BrokerError::Config`] if the configuration is invalid, [`BrokerError::CompletionQueueTooDeep`] if the device has
+    /// no completion queue for the requests of all peers, and [`BrokerError::Verbs`] if the completion queue can't be created.
     pub fn new(domain: &ProtectionDomain, config: Config, peer_count: usize, epoch: u64) -> Result<Broker> {
         let core = Core::new(config, peer_count)?;
         let device = domain.device();
         let per_peer = u32::from(config.send_queue_depth) + u32::from(config.recv_queue_depth());
         // A queue pair of a new session can exist before that of the ended one is destroyed.
         let queue_pairs = u32::try_from(peer_count + peer_count.min(8)).unwrap_or(u32::MAX).max(1);
-        let depth = per_peer.saturating_mul(queue_pairs).min(device.attributes().max_completion_queue_depth);
+        let depth = per_peer.saturating_mul(queue_pairs);
+        let max = device.attributes().max_completion_queue_depth;
+        if depth > max {
+            return Err(BrokerError::CompletionQueueTooDeep { peer_count, requested: depth, max });
+        }
         let completion_queue = device.completion_queue(depth).events().create()?;
         let action = "creating an epoll descriptor";
         let watch = Watch::new().map_err(|error| BrokerError::Io { action, error })?;
@@ -176,8 +179,7 @@ impl Broker {
             keys: Keys::new(peer_count),
             publication: None,
             returns: Arc::default(),
-            events: VecDeque::with_capacity(64),
-            early_events: VecDeque::new(),
+            events: EventQueue::new(peer_count),
             closing: Vec::new(),
             started: Instant::now(),
             polls: 0,
@@ -313,8 +315,8 @@ impl Broker {
     ///
     /// # Errors
     ///
-    /// Returns [`BrokerError::Session`] if the session is not prepared or the peer's epoch has ended,
-    /// [`BrokerError::SlotSizeMismatch`], and [`BrokerError::Verbs`] if the queue pair can't be connected. After an error,
+    /// Returns [`BrokerError::Session`] if the session is not prepared, [`BrokerError::SlotSizeMismatch`],
+    /// and [`BrokerError::Verbs`] if the queue pair can't be connected. After an error,
     /// no session exists.
     pub fn establish(&mut self, peer: PeerId, offer: &Offer) -> Result<()> {
         let link = self.peers.get(usize::from(peer.0)).and_then(|state| state.link.as_ref());
@@ -338,8 +340,8 @@ impl Broker {
         // The keys precede the messages of the application.
         self.keys.open(peer, offer.epoch);
         self.exchange_keys();
-        self.events.push_back(QueuedEvent::SessionOpened { peer, epoch: offer.epoch });
-        self.take_early_events(peer, |broker, event| broker.events.push_back(event));
+        self.push_session_event(QueuedEvent::SessionOpened { peer, epoch: offer.epoch });
+        self.take_early_events(peer, |broker, event| broker.events.push(event));
         if let Some(mailbox) = &self.mailbox {
             mailbox.session_opened(peer);
         }
@@ -431,6 +433,12 @@ impl Broker {
     /// Whether a session exists, even one that has not ended completely.
     pub(crate) fn has_sessions(&self) -> bool {
         (0..self.peers.len()).any(|index| self.core.phase(PeerId(index as u16)) != Phase::Closed)
+    }
+
+    /// Returns the number of events that were not delivered.
+    #[cfg(all(test, feature = "soft"))]
+    pub(crate) fn queued_event_count(&self) -> usize {
+        self.events.len()
     }
 
     pub(crate) fn now(&self) -> Time {

@@ -7,6 +7,8 @@ use adverb_cluster_proto::Config;
 use adverb_verbs::memory::{Buffer, Payload};
 use adverb_verbs::{ProtectionDomain, QueuePair, Result, internal};
 
+use super::event::QueuedEvent;
+
 /// A peer: the queue pair of its session, its message buffers, and the payloads of its requests.
 ///
 /// All buffers of a kind have the same size, so a slot of the core needs no buffer of its own: it takes any free one.
@@ -31,8 +33,14 @@ pub(super) struct Peer {
     pub(super) unposted: Vec<Payload>,
     /// The number of transfers of each ticket, in order.
     pub(super) ticket_sizes: VecDeque<usize>,
+    /// The events of a session that is not open yet. They are delivered after `SessionOpened`.
+    pub(super) early_events: Vec<QueuedEvent>,
     /// Whether a change of the peer's segments was not delivered yet.
     pub(super) has_changed_segments: bool,
+    /// The number of events of sessions that were not delivered yet.
+    pub(super) session_event_count: usize,
+    /// Whether an `Unblocked` was not delivered yet.
+    pub(super) is_unblocked: bool,
     /// The numbers of buffers that a failed device did not return.
     lost_send_buffers: usize,
     lost_recv_buffers: usize,

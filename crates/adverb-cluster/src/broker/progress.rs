@@ -5,9 +5,9 @@ use std::panic::AssertUnwindSafe;
 use adverb_cluster_proto::{
     EndReason, Event as CoreEvent, LocalMemory, PeerId, Phase, Post, RecvPost, SendPost,
 };
-use adverb_proto::types::{Completion as PlainCompletion, Qpn, SendFlags, SendOperation};
+use adverb_proto::types::{Completion as PlainCompletion, Qpn, SendFlags};
 use adverb_verbs::memory::{Buffer, Payload};
-use adverb_verbs::{Completion, Error, RecvRequest, SendRequest};
+use adverb_verbs::{Completion, Error, RecvRequest, SendRequest, internal};
 
 use super::event::{Filter, QueuedEvent};
 use super::peer::{InFlight, Link, Peer, RequestKind, Tag};
@@ -43,7 +43,7 @@ impl Broker {
     }
 
     /// Polls like [`poll`](Broker::poll), but delivers only the results of this side's requests, and changes of sessions.
-    /// Other events are delivered later.
+    /// Other events are delivered later, and their peers get no credits for them until then.
     ///
     /// # Errors
     ///
@@ -62,7 +62,8 @@ impl Broker {
         self.poll_filtered(Filter::Receives, handler)
     }
 
-    /// Polls like [`poll`](Broker::poll), but delivers only the events of one peer. Other events are delivered later.
+    /// Polls like [`poll`](Broker::poll), but delivers only the events of one peer. Other events are delivered later,
+    /// and their peers get no credits for them until then.
     ///
     /// # Errors
     ///
@@ -123,7 +124,7 @@ impl Broker {
     }
 
     fn handle_completion(&mut self, completion: Completion) {
-        let outcome = completion.outcome();
+        let outcome = internal::plain_outcome(&completion);
         let (peer, wr_id, mut message) = match Tag::decode(completion.tag()) {
             Tag::Send { peer } => {
                 let Some(state) = self.peers.get_mut(usize::from(peer)) else { return };
@@ -169,8 +170,8 @@ impl Broker {
                     }
                     QueuedEvent::SegmentsChanged { peer: from }
                 }
-                CoreEvent::Immediate { from, immediate, length } => {
-                    QueuedEvent::Immediate { from, immediate, length }
+                CoreEvent::Immediate { from, slot, immediate, length } => {
+                    QueuedEvent::Immediate { from, slot, immediate, length }
                 }
                 CoreEvent::Completed { peer, ticket, result } => {
                     let state = self.peers.get_mut(usize::from(peer.0));
@@ -178,14 +179,22 @@ impl Broker {
                     self.keys.end_ticket(peer);
                     QueuedEvent::Completed { peer, ticket, result, count }
                 }
-                CoreEvent::Unblocked { peer } => QueuedEvent::Unblocked { peer },
+                CoreEvent::Unblocked { peer } => {
+                    let state = self.peers.get_mut(usize::from(peer.0));
+                    // One event is enough for all changes until it is delivered.
+                    if state.is_none_or(|state| std::mem::replace(&mut state.is_unblocked, true)) {
+                        continue;
+                    }
+                    QueuedEvent::Unblocked { peer }
+                }
                 CoreEvent::SessionEnded { peer, epoch: Some(epoch), reason } => {
                     self.keys.end(peer);
                     self.release_segments();
                     if let Some(mailbox) = &self.mailbox {
                         mailbox.session_ended(peer, reason == EndReason::Left);
                     }
-                    QueuedEvent::SessionEnded { peer, epoch, reason }
+                    self.push_session_event(QueuedEvent::SessionEnded { peer, epoch, reason });
+                    continue;
                 }
                 // The application gets no event for a session that was never open.
                 CoreEvent::SessionEnded { peer, .. } => {
@@ -196,25 +205,46 @@ impl Broker {
                 }
                 _ => continue,
             };
-            if self.core.phase(queued.peer()) == Phase::Preparing && queued.is_receive() {
-                self.early_events.push_back(queued);
-            } else {
-                self.events.push_back(queued);
+            match queued {
+                // These belong to a session that the application doesn't know yet.
+                QueuedEvent::Message { from: peer, .. }
+                | QueuedEvent::Immediate { from: peer, .. }
+                | QueuedEvent::SegmentsChanged { peer }
+                    if self.core.phase(peer) == Phase::Preparing =>
+                {
+                    if let Some(state) = self.peers.get_mut(usize::from(peer.0)) {
+                        state.early_events.push(queued);
+                    }
+                }
+                _ => self.events.push(queued),
             }
+        }
+    }
+
+    /// Queues an event of a session.
+    pub(super) fn push_session_event(&mut self, event: QueuedEvent) {
+        if let Some(state) = self.peers.get_mut(usize::from(event.peer().0)) {
+            state.session_event_count += 1;
+            self.events.push(event);
+        }
+    }
+
+    /// Counts an event of a session that is delivered now.
+    fn finish_session_event(&mut self, peer: PeerId) {
+        if let Some(state) = self.peers.get_mut(usize::from(peer.0)) {
+            state.session_event_count -= 1;
         }
     }
 
     /// Takes the early events of a peer, in order.
     pub(super) fn take_early_events(&mut self, peer: PeerId, mut take: impl FnMut(&mut Broker, QueuedEvent)) {
-        for _ in 0..self.early_events.len() {
-            match self.early_events.pop_front() {
-                Some(event) if event.peer() == peer => take(self, event),
-                event => self.early_events.extend(event),
-            }
+        let Some(state) = self.peers.get_mut(usize::from(peer.0)) else { return };
+        for event in std::mem::take(&mut state.early_events) {
+            take(self, event);
         }
     }
 
-    /// Releases the memory of a message that is not delivered.
+    /// Releases the receive of an event that is not delivered.
     fn discard_event(&mut self, event: QueuedEvent) {
         let Some(state) = self.peers.get_mut(usize::from(event.peer().0)) else { return };
         match event {
@@ -222,6 +252,7 @@ impl Broker {
                 state.finish_recv(Some(buffer));
                 self.core.release(slot);
             }
+            QueuedEvent::Immediate { slot, .. } => self.core.release(slot),
             QueuedEvent::SegmentsChanged { .. } => state.has_changed_segments = false,
             _ => {}
         }
@@ -271,16 +302,10 @@ pub(crate) fn deliver<O: BrokerOwner>(
     filter: Filter,
     handler: &mut impl FnMut(&mut O, Event<'_>),
 ) -> usize {
-    let (mut index, mut count) = (0, 0);
+    let mut count = 0;
     // Events that the handler causes are left for the next poll.
-    for _ in 0..owner.broker_mut().events.len() {
-        let events = &mut owner.broker_mut().events;
-        let Some(event) = events.get(index) else { break };
-        if !filter.includes(event) {
-            index += 1;
-            continue;
-        }
-        let Some(event) = events.remove(index) else { break };
+    let end = owner.broker_mut().events.next_sequence();
+    while let Some(event) = owner.broker_mut().events.pop(filter, end) {
         count += 1;
         deliver_event(owner, event, handler);
     }
@@ -318,18 +343,28 @@ fn deliver_event<O: BrokerOwner>(
             handler(owner, Event::Completed { peer, ticket, result, payloads: drain });
             owner.broker_mut().payloads = payloads;
         }
-        QueuedEvent::Immediate { from, immediate, length } => {
+        QueuedEvent::Immediate { from, slot, immediate, length } => {
+            owner.broker_mut().core.release(slot);
             handler(owner, Event::Immediate { from, immediate, length });
         }
-        QueuedEvent::Unblocked { peer } => handler(owner, Event::Unblocked { peer }),
+        QueuedEvent::Unblocked { peer } => {
+            if let Some(state) = owner.broker_mut().peers.get_mut(usize::from(peer.0)) {
+                state.is_unblocked = false;
+            }
+            handler(owner, Event::Unblocked { peer });
+        }
         QueuedEvent::SegmentsChanged { peer } => {
             if let Some(state) = owner.broker_mut().peers.get_mut(usize::from(peer.0)) {
                 state.has_changed_segments = false;
             }
             handler(owner, Event::SegmentsChanged { peer });
         }
-        QueuedEvent::SessionOpened { peer, epoch } => handler(owner, Event::SessionOpened { peer, epoch }),
+        QueuedEvent::SessionOpened { peer, epoch } => {
+            owner.broker_mut().finish_session_event(peer);
+            handler(owner, Event::SessionOpened { peer, epoch });
+        }
         QueuedEvent::SessionEnded { peer, epoch, reason } => {
+            owner.broker_mut().finish_session_event(peer);
             handler(owner, Event::SessionEnded { peer, epoch, reason });
         }
     }
@@ -376,27 +411,10 @@ fn post_sends(peer: PeerId, state: Option<&mut Peer>, requests: &[SendPost]) -> 
             }
         };
         in_flight.push_back(InFlight { wr_id, kind });
-        let request = send_request(operation, payload).tag(tag);
+        let request = internal::send_request(operation, payload).tag(tag);
         if flags.contains(SendFlags::SIGNALED) { request } else { request.unsignaled() }
     });
     let Err(refused) = queue_pair.post_sends(requests) else { return Ok(()) };
     state.unposted = refused.requests.into_iter().map(SendRequest::into_payload).collect();
     Err(refused.error)
-}
-
-fn send_request(operation: SendOperation, payload: Payload) -> SendRequest {
-    match operation {
-        SendOperation::SendWithImm(immediate) => SendRequest::send_with_imm(payload, immediate),
-        SendOperation::Write(remote) => SendRequest::write(payload, remote),
-        SendOperation::WriteWithImm(remote, immediate) => {
-            SendRequest::write_with_imm(payload, remote, immediate)
-        }
-        SendOperation::Read(remote) => SendRequest::read(payload, remote),
-        SendOperation::CompareSwap { remote, compare, swap } => {
-            SendRequest::compare_swap(payload, remote, compare, swap)
-        }
-        SendOperation::FetchAdd { remote, add } => SendRequest::fetch_add(payload, remote, add),
-        // The core uses no other operation.
-        _ => SendRequest::send(payload),
-    }
 }

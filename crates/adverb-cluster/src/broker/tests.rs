@@ -356,24 +356,97 @@ fn filtered_polls_deliver_only_their_events() {
     assert!(others.messages.is_empty() && others.completed.is_empty());
 }
 
+/// Executes a READ of one byte, so that all earlier requests of `b` have completed at both sides.
+fn read_byte(a: &mut Broker, b: &mut Broker, region: &MemoryRegion, domain: &ProtectionDomain) {
+    let ticket = b.post_read(PeerId(0), buffer(domain, b"x"), range(region, 10, 0, 1)).unwrap();
+    let (mut is_read, started) = (false, Instant::now());
+    while !is_read {
+        a.poll_sq(|_, _| ()).unwrap();
+        b.poll(|_, event| {
+            is_read |= matches!(event, Event::Completed { ticket: ended, .. } if ended == ticket);
+        })
+        .unwrap();
+        assert!(started.elapsed() < TEST_DEADLINE);
+    }
+}
+
 #[test]
-fn a_session_of_an_older_epoch_is_refused() {
+fn a_peer_cannot_queue_more_immediate_data_than_it_has_credits() {
+    let (mut a, mut b, domain) = pair(small());
+    let region = domain.region(64, ALL).unwrap();
+    let peer = PeerId(0);
+    let write = |b: &mut Broker| b.post_write_with_imm(peer, (), range(&region, 10, 0, 0), 7);
+    let mut written = 0;
+    for _ in 0..50 {
+        while write(&mut b).is_ok() {
+            written += 1;
+        }
+        // The application of `a` waits only for its own requests.
+        read_byte(&mut a, &mut b, &region, &domain);
+        assert!(a.events.len() <= 8, "{} events are queued", a.events.len());
+    }
+    assert_eq!((written, a.events.len()), (8, 8));
+    // The credits return when the events are delivered.
+    let (mut log_a, mut log_b) = (Log::default(), Log::default());
+    a.poll_rq(|_, event| log_a.record(event)).unwrap();
+    assert_eq!(log_a.immediates, [(7, 0); 8]);
+    poll_until(&mut [(&mut a, &mut log_a), (&mut b, &mut log_b)], |logs| logs[1].unblocked > 0);
+    write(&mut b).unwrap();
+}
+
+#[test]
+fn a_peer_that_grants_single_credits_queues_one_event() {
+    let (mut a, mut b, _domain) = pair(small());
+    let (mut log_b, mut sent, started) = (Log::default(), 0, Instant::now());
+    while log_b.messages.len() < 200 {
+        // The application of `a` repeats refused requests, and reads no event about them.
+        while a.send(PeerId(0), b"x").is_ok() {
+            sent += 1;
+        }
+        a.poll_rq(|_, _| ()).unwrap();
+        b.poll(|_, event| log_b.record(event)).unwrap();
+        assert!(a.events.len() <= 1, "{} events are queued after {sent} messages", a.events.len());
+        assert!(started.elapsed() < TEST_DEADLINE);
+    }
+    let mut log_a = Log::default();
+    poll_until(&mut [(&mut a, &mut log_a), (&mut b, &mut log_b)], |logs| logs[0].unblocked > 0);
+}
+
+#[test]
+fn a_peer_may_return_with_a_smaller_epoch_or_be_refused() {
     let (mut a, mut b, domain) = pair(small());
     a.close(PeerId(0));
     b.close(PeerId(0));
-    let mut old = Broker::new(&domain, small(), 1, 19).unwrap();
-    let (mut offer, _) = (old.prepare(PeerId(0)).unwrap(), a.prepare(PeerId(0)).unwrap());
-    let refused = a.establish(PeerId(0), &offer).unwrap_err();
-    assert!(matches!(
-        refused,
-        BrokerError::Session(SessionError::StaleEpoch { newest: 20, requested: 19, .. })
-    ));
-    // After the refusal, a new session can be prepared.
+    let mut other = Broker::new(&domain, small(), 1, 19).unwrap();
+    let (mut offer, _) = (other.prepare(PeerId(0)).unwrap(), a.prepare(PeerId(0)).unwrap());
+    a.establish(PeerId(0), &offer).unwrap();
+    assert_eq!(a.peer_epoch(PeerId(0)), Some(19));
+    a.close(PeerId(0));
     let _ = a.prepare(PeerId(0)).unwrap();
     offer.slot_size = 512;
     let refused = a.establish(PeerId(0), &offer).unwrap_err();
     assert!(matches!(refused, BrokerError::SlotSizeMismatch { local: 256, remote: 512, .. }));
+    // After the refusal, a new session can be prepared.
     assert!(matches!(a.establish(PeerId(0), &offer), Err(BrokerError::Session(_))));
+    let _ = a.prepare(PeerId(0)).unwrap();
+}
+
+#[test]
+fn a_completion_queue_that_could_overflow_is_refused() {
+    let domain = domain();
+    let max = domain.device().attributes().max_completion_queue_depth;
+    let config = Config { send_queue_depth: 1 << 14, recv_slots: 1 << 14, ..small() };
+    let per_peer = (1 << 14) + u32::from(config.recv_queue_depth());
+    // Up to eight peers have two queue pairs for a moment.
+    let fitting = (max / per_peer) as usize - 8;
+    Broker::new(&domain, config, fitting, 10).unwrap();
+    match Broker::new(&domain, config, fitting + 1, 10).unwrap_err() {
+        BrokerError::CompletionQueueTooDeep { peer_count, requested, max: reported } => {
+            assert_eq!((peer_count, reported), (fitting + 1, max));
+            assert_eq!(requested, per_peer * (fitting as u32 + 9));
+        }
+        other => panic!("{other}"),
+    }
 }
 
 #[test]
@@ -429,7 +502,7 @@ fn messages_of_a_session_follow_its_opening() {
     a.establish(peer, &offer_of_b).unwrap();
     a.send(peer, b"early").unwrap();
     let started = Instant::now();
-    while b.early_events.is_empty() {
+    while b.peers[0].early_events.is_empty() {
         a.poll(|_, _| ()).unwrap();
         assert_eq!(b.poll(|_, event| panic!("{event:?}")).unwrap(), 0);
         assert!(started.elapsed() < TEST_DEADLINE);

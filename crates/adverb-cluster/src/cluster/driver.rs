@@ -20,6 +20,7 @@ use super::dialer::{Attempt, Dialer, MIN_BACKOFF, Outcome};
 use super::exchange::{Exchange, ExchangeError, Hello, Local, NONCE_LEN, Step};
 use super::key::Key;
 use super::membership::Membership;
+use super::places::{self, Inbound};
 use crate::broker::{Command, Mailbox, Notice, Notices, Offer};
 
 /// The time limit of each step of an exchange.
@@ -29,7 +30,9 @@ const STEP_TIMEOUT: Duration = Duration::from_secs(2);
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time that a broker may take to reply. A thread that doesn't poll takes longer.
 const BROKER_TIMEOUT: Duration = Duration::from_secs(1);
-/// The minimum time between warnings about failed inbound connections.
+/// The minimum time between updates of the members' addresses.
+const MEMBER_IPS_INTERVAL: Duration = Duration::from_secs(1);
+/// The minimum time between warnings of one kind about inbound connections.
 const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The state that the cluster's handle and its threads share.
@@ -61,6 +64,8 @@ enum AttemptError {
     NotPolled,
     #[error("the offered address does not belong to the member")]
     ForeignGid,
+    #[error("too many connections are open, and others have sent more messages or are newer")]
+    Evicted,
 }
 
 type Result<T> = std::result::Result<T, AttemptError>;
@@ -72,6 +77,8 @@ struct Connection {
     addr: Option<SocketAddr>,
     is_connecting: bool,
     exchange: Exchange,
+    /// The number of complete messages of the peer.
+    message_count: usize,
     /// The attempt of this member, if it dialed.
     attempt: Option<Attempt>,
     session: Option<PreparedSession>,
@@ -87,6 +94,23 @@ struct PreparedSession {
     queue_pair: Arc<QueuePair>,
 }
 
+/// A limit on the warnings of one kind: one per [`WARNING_INTERVAL`].
+#[derive(Default)]
+struct WarningLimit {
+    warned_at: Option<Instant>,
+}
+
+impl WarningLimit {
+    /// Whether a warning may be logged now. The caller then logs it.
+    fn admits(&mut self, now: Instant) -> bool {
+        let is_quiet = self.warned_at.is_some_and(|warned_at| now < warned_at + WARNING_INTERVAL);
+        if !is_quiet {
+            self.warned_at = Some(now);
+        }
+        !is_quiet
+    }
+}
+
 /// The connecting thread.
 pub(super) struct Driver {
     shared: Arc<Shared>,
@@ -96,9 +120,13 @@ pub(super) struct Driver {
     /// The number of the next connection, which is also that of its attempt to prepare a session.
     next_number: u64,
     inbound_count: usize,
+    /// The last known addresses of the members, and the time at which they were updated.
+    member_ips: Vec<Option<IpAddr>>,
+    member_ips_updated_at: Option<Instant>,
     resolver: Option<Sender<(u64, u16)>>,
     started: Instant,
-    warned_at: Option<Instant>,
+    exchange_warnings: WarningLimit,
+    accept_warnings: WarningLimit,
     is_stopped: bool,
 }
 
@@ -112,9 +140,12 @@ impl Driver {
             connections: BTreeMap::new(),
             next_number: 1,
             inbound_count: 0,
+            member_ips: vec![None; usize::from(member_count)],
+            member_ips_updated_at: None,
             resolver: None,
             started: Instant::now(),
-            warned_at: None,
+            exchange_warnings: WarningLimit::default(),
+            accept_warnings: WarningLimit::default(),
             is_stopped: false,
         }
     }
@@ -148,12 +179,8 @@ impl Driver {
         let until_deadline = deadlines.map(|at| at.saturating_duration_since(now)).min();
         let until_attempt = self.dialer.poll_timeout().map(|at| at - self.now());
         let timeout = until_deadline.into_iter().chain(until_attempt).min();
-        // Unauthenticated connections must leave room for members. Each member dials with one connection at a time.
-        let max_inbound = 2 * usize::from(self.shared.local.member_count) + 16;
-        let listener_interest =
-            if self.inbound_count < max_inbound { Interest::Read } else { Interest::Nothing };
         let mut fds =
-            vec![(self.shared.notices.as_fd(), Interest::Read), (self.listener.as_fd(), listener_interest)];
+            vec![(self.shared.notices.as_fd(), Interest::Read), (self.listener.as_fd(), Interest::Read)];
         let mut numbers = Vec::with_capacity(self.connections.len());
         for (number, connection) in &self.connections {
             if let Some(stream) = &connection.stream {
@@ -222,7 +249,9 @@ impl Driver {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             Err(error) => {
                 // For example, the process has no free descriptor.
-                tracing::warn!(%error, "accepting a member's connection failed");
+                if self.accept_warnings.admits(Instant::now()) {
+                    tracing::warn!(%error, "accepting members' connections fails");
+                }
                 std::thread::sleep(MIN_BACKOFF);
                 return;
             }
@@ -231,9 +260,33 @@ impl Driver {
         if stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true)).is_err() {
             return;
         }
+        if self.inbound_count >= places::place_count(self.member_ips.len()) {
+            self.evict();
+        }
         self.inbound_count += 1;
         let exchange = Exchange::listen(Arc::clone(&self.shared.key), self.shared.local, nonce);
         self.add(Some(stream), Some(addr), exchange, None);
+    }
+
+    /// Closes an inbound connection, to make room for a new one.
+    fn evict(&mut self) {
+        let now = Instant::now();
+        if self.member_ips_updated_at.is_none_or(|at| now > at + MEMBER_IPS_INTERVAL) {
+            self.member_ips_updated_at = Some(now);
+            for (member, ip) in self.member_ips.iter_mut().enumerate() {
+                let known = self.shared.membership.known_addr(member);
+                *ip = known.map(|addr| addr.ip().to_canonical()).or(*ip);
+            }
+        }
+        let inbound = self.connections.iter().filter(|(_, connection)| connection.attempt.is_none());
+        let inbound = Vec::from_iter(inbound.filter_map(|(number, connection)| {
+            let ip = connection.addr?.ip().to_canonical();
+            Some(Inbound { number: *number, ip, message_count: connection.message_count })
+        }));
+        let members = self.member_ips.iter().copied().flatten();
+        if let Some(number) = places::choose_evicted(&inbound, members) {
+            self.fail(number, &AttemptError::Evicted);
+        }
     }
 
     fn start_attempt(&mut self, attempt: Attempt) {
@@ -277,6 +330,9 @@ impl Driver {
         connection.stream = Some(stream);
         connection.addr = Some(addr);
         connection.is_connecting = true;
+        if let Some(Attempt { peer, .. }) = connection.attempt {
+            self.member_ips[usize::from(peer.0)] = Some(addr.ip().to_canonical());
+        }
         connection.reset_deadline();
         Ok(())
     }
@@ -297,6 +353,7 @@ impl Driver {
             addr,
             is_connecting: false,
             exchange,
+            message_count: 0,
             attempt,
             session: None,
             deadline: Instant::now() + timeout,
@@ -352,6 +409,7 @@ impl Driver {
             // Only a complete message extends the deadline, so a peer that sends single bytes gets no more time than
             // others.
             if !connection.exchange.is_partial() {
+                connection.message_count += 1;
                 self.perform(number, connection, step)?;
                 connection.write()?;
             }
@@ -485,11 +543,11 @@ impl Driver {
             return;
         }
         // Members with wrong settings connect repeatedly, and other hosts connect for other reasons.
-        let is_serious = !matches!(error, AttemptError::Io(_) | AttemptError::Exchange(ExchangeError::Busy));
-        let at = Instant::now();
-        let is_quiet = self.warned_at.is_some_and(|warned_at| at < warned_at + WARNING_INTERVAL);
-        if is_serious && !is_quiet {
-            self.warned_at = Some(at);
+        let is_serious = !matches!(
+            error,
+            AttemptError::Io(_) | AttemptError::Evicted | AttemptError::Exchange(ExchangeError::Busy)
+        );
+        if is_serious && self.exchange_warnings.admits(Instant::now()) {
             tracing::warn!(addr = addr.map(tracing::field::display), %error, "an inbound session was not established");
         } else {
             tracing::debug!(addr = addr.map(tracing::field::display), %error, "an inbound session was not established");
@@ -501,7 +559,7 @@ impl Driver {
         let connection = self.connections.remove(&number)?;
         if let Some(PreparedSession { peer, thread, .. }) = connection.session {
             let mailbox = &self.shared.threads[usize::from(thread)].mailbox;
-            mailbox.send(Command::Abort { peer, attempt: number });
+            mailbox.abort(peer, number);
         }
         if connection.attempt.is_none() {
             self.inbound_count -= 1;

@@ -5,7 +5,7 @@
 //! | hello | dialing member | protocol, cluster, both members, thread, purpose, nonce |
 //! | welcome | listening member | code, nonce, tag |
 //! | offer | dialing member | the [`Offer`] of its queue pair, tag |
-//! | answer | listening member | code, newest known epoch, offer, tag |
+//! | answer | listening member | code, newer epoch that has a session, offer, tag |
 //! | ready | dialing member | code, tag |
 //!
 //! Their lengths are fixed. A tag is a keyed hash of all bytes of both sides so far. Each side has contributed a nonce, so a
@@ -28,7 +28,7 @@ pub(super) const REJECTED: u8 = 2;
 const BUSY: u8 = 3;
 /// The code for a member with another key.
 const UNAUTHENTICATED: u8 = 4;
-/// The code for a member whose epoch has ended.
+/// The code for a member of which a newer run has a session.
 const STALE: u8 = 5;
 
 /// The first bytes: the protocol and its version.
@@ -50,8 +50,8 @@ pub(super) enum ExchangeError {
     #[error("the member has another key, or only one side has a key")]
     Unauthenticated,
     #[error(
-        "the member knows a newer epoch of this member, {newest}: correct the clock of this host, or set \
-         `ClusterBuilder::epoch`, and restart"
+        "the member has a session with another run of this member, whose epoch {newest} is newer: stop that run, or correct \
+         the clock of this host; if that run has ended, its session ends soon"
     )]
     Stale { newest: u64 },
     #[error("{0}")]
@@ -610,7 +610,7 @@ mod tests {
         b.refuse(BrokerError::from(stale).into());
         let refused = pass(&mut b, &mut a).unwrap_err();
         assert!(matches!(refused, ExchangeError::Stale { newest: 9 }));
-        assert!(refused.to_string().contains("newer epoch of this member, 9"));
+        assert!(refused.to_string().contains("whose epoch 9 is newer"));
     }
 
     #[test]

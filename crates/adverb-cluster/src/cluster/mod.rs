@@ -3,8 +3,11 @@
 mod dialer;
 mod driver;
 mod exchange;
+#[cfg(all(test, feature = "soft"))]
+mod hostile_tests;
 mod key;
 mod membership;
+mod places;
 #[cfg(all(test, feature = "soft"))]
 mod tests;
 
@@ -228,8 +231,9 @@ impl ClusterBuilder {
         self
     }
 
-    /// Sets the epoch, which must be larger than those of all earlier runs of this member. The default is the system time in
-    /// nanoseconds, so the clock must not go back between two runs.
+    /// Sets the epoch, which must differ from those of all other runs of this member. Of two runs that live at the same time,
+    /// the one with the larger epoch has the sessions. The default is the system time in nanoseconds. If the clock went back,
+    /// a new run gets its sessions when the other members have noticed that the old one has ended.
     pub fn epoch(mut self, epoch: u64) -> ClusterBuilder {
         self.epoch = Some(epoch);
         self
@@ -430,7 +434,7 @@ fn check_count(quantity: &'static str, requested: usize, max: usize) -> Result<(
     Err(ClusterError::OutOfRange { quantity, requested, max })
 }
 
-/// Returns an epoch that is larger than those of earlier runs, if the clock doesn't go back.
+/// Returns an epoch that differs from those of earlier runs, and is larger unless the clock went back.
 fn clock_epoch() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)

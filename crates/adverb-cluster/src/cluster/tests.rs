@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -15,19 +16,19 @@ use crate::broker::{Event, Transfer, TransferError};
 use crate::{EndReason, PostError, RemoteRange, TransferOperation};
 
 /// The time after which a test that makes no progress fails.
-const TEST_DEADLINE: Duration = Duration::from_secs(60);
+pub(super) const TEST_DEADLINE: Duration = Duration::from_secs(60);
 const MESSAGES: u32 = 200;
-const NAMES: [&str; 3] = ["a", "b", "c"];
+pub(super) const NAMES: [&str; 3] = ["a", "b", "c"];
 
 /// The listeners of members. They stay open between the runs of a member, so that no other program takes a port.
-struct Ports(Vec<TcpListener>);
+pub(super) struct Ports(pub(super) Vec<TcpListener>);
 
 impl Ports {
-    fn new(count: usize) -> Ports {
+    pub(super) fn new(count: usize) -> Ports {
         Ports((0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect())
     }
 
-    fn builder(&self, member: usize) -> ClusterBuilder {
+    pub(super) fn builder(&self, member: usize) -> ClusterBuilder {
         let mut builder = Cluster::builder();
         for (name, listener) in NAMES.iter().zip(&self.0) {
             builder = builder.member(Member::new(*name, listener.local_addr().unwrap().to_string()));
@@ -36,7 +37,7 @@ impl Ports {
         builder.listener(self.0[member].try_clone().unwrap()).config(config)
     }
 
-    fn join(&self, member: usize, threads: usize) -> Cluster {
+    pub(super) fn join(&self, member: usize, threads: usize) -> Cluster {
         self.builder(member).threads(threads).join(NAMES[member]).unwrap()
     }
 }
@@ -225,7 +226,7 @@ fn await_sessions(brokers: &mut [&mut Broker]) -> Vec<u64> {
 }
 
 /// Polls two brokers until they have a session.
-fn await_open((a, to_b): (&mut Broker, PeerId), (b, to_a): (&mut Broker, PeerId)) {
+pub(super) fn await_open((a, to_b): (&mut Broker, PeerId), (b, to_a): (&mut Broker, PeerId)) {
     let started = Instant::now();
     while !(a.is_open(to_b) && b.is_open(to_a)) {
         a.poll(|_, _| ()).unwrap();
@@ -235,7 +236,7 @@ fn await_open((a, to_b): (&mut Broker, PeerId), (b, to_a): (&mut Broker, PeerId)
 }
 
 /// Sends a message from one broker to another.
-fn send_and_receive(from: &mut Broker, to: &mut Broker, peer: PeerId, text: &[u8]) {
+pub(super) fn send_and_receive(from: &mut Broker, to: &mut Broker, peer: PeerId, text: &[u8]) {
     let started = Instant::now();
     let (mut is_sent, mut is_received) = (false, false);
     while !is_received {
@@ -456,25 +457,62 @@ fn lazy_sessions_are_established_by_either_side() {
 }
 
 #[test]
-fn a_smaller_epoch_is_refused() {
+fn a_member_whose_clock_went_back_returns() {
     let ports = Ports::new(2);
-    let b = ports.builder(1).join("b").unwrap();
-    let mut broker_b = b.broker(0).unwrap();
-    for (epoch, is_refused) in [(5, false), (4, true), (6, false)] {
-        let a = ports.builder(0).epoch(epoch).join("a").unwrap();
-        let mut broker_a = a.broker(0).unwrap();
+    // No keepalive: only the refused offer makes `a` check whether the earlier run lives.
+    let config = Config { keepalive: None, ..Config::default() };
+    let a = ports.builder(0).config(config).connect_options(ConnectOptions::new().ack_timeout(12));
+    let a = a.join("a").unwrap();
+    let mut broker_a = a.broker(0).unwrap();
+    for (epoch, leaves) in [(5, true), (4, false), (3, false), (6, true)] {
+        let b = ports.builder(1).epoch(epoch).join("b").unwrap();
+        let mut broker_b = b.broker(0).unwrap();
         let started = Instant::now();
-        while !is_refused && broker_b.peer_epoch(PeerId(0)) != Some(epoch) {
+        while broker_a.peer_epoch(PeerId(1)) != Some(epoch) || !broker_b.is_open(PeerId(0)) {
             broker_a.poll(|_, _| ()).unwrap();
             broker_b.poll(|_, _| ()).unwrap();
-            assert!(started.elapsed() < TEST_DEADLINE);
+            assert!(started.elapsed() < TEST_DEADLINE, "epoch {epoch} gets no session");
         }
-        for _ in 0..if is_refused { 300 } else { 0 } {
-            broker_a.poll(|_, _| ()).unwrap();
-            broker_b.poll(|_, _| ()).unwrap();
-            assert_ne!(broker_b.peer_epoch(PeerId(0)), Some(epoch));
-            std::thread::sleep(Duration::from_millis(1));
+        println!("epoch {epoch} has a session after {:?}", started.elapsed());
+        send_and_receive(&mut broker_b, &mut broker_a, PeerId(0), b"from b");
+        drop(b);
+        if !leaves {
+            // The run dies: its queue pair doesn't exist anymore, and no message says so.
+            broker_b.close(PeerId(0));
         }
+    }
+}
+
+#[test]
+fn an_older_run_does_not_replace_one_that_lives() {
+    let ports = Ports::new(2);
+    // No session may end because the machine is busy.
+    let options = ConnectOptions::new().ack_timeout(20);
+    let a = ports.builder(0).connect_options(options).join("a").unwrap();
+    let mut broker_a = a.broker(0).unwrap();
+    let join = |epoch| ports.builder(1).connect_options(options).epoch(epoch).join("b").unwrap();
+    let b = join(5);
+    let mut broker_b = b.broker(0).unwrap();
+    await_open((&mut broker_a, PeerId(1)), (&mut broker_b, PeerId(0)));
+    send_and_receive(&mut broker_b, &mut broker_a, PeerId(0), b"from b");
+    let older = join(4);
+    let mut broker_older = older.broker(0).unwrap();
+    for _ in 0..300 {
+        for broker in [&mut broker_a, &mut broker_b, &mut broker_older] {
+            broker.poll(|_, event| assert!(!matches!(event, Event::SessionEnded { .. }))).unwrap();
+        }
+        assert!(broker_a.peer_epoch(PeerId(1)) == Some(5) && !broker_older.is_open(PeerId(0)));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // A newer run takes over.
+    let newer = join(6);
+    let mut broker_newer = newer.broker(0).unwrap();
+    let started = Instant::now();
+    while broker_a.peer_epoch(PeerId(1)) != Some(6) {
+        for broker in [&mut broker_a, &mut broker_b, &mut broker_older, &mut broker_newer] {
+            broker.poll(|_, _| ()).unwrap();
+        }
+        assert!(started.elapsed() < TEST_DEADLINE);
     }
 }
 
@@ -486,4 +524,47 @@ fn invalid_options_are_refused() {
     assert!(matches!(builder().member(member("a")).join("a"), Err(ClusterError::DuplicateMember { .. })));
     assert!(matches!(builder().threads(0).join("a"), Err(ClusterError::OutOfRange { .. })));
     assert!(matches!(Cluster::builder().join("a"), Err(ClusterError::OutOfRange { .. })));
+}
+
+/// A subscriber that counts the warnings about failing calls of `accept`.
+struct AcceptWarnings;
+
+static ACCEPT_WARNINGS: AtomicUsize = AtomicUsize::new(0);
+
+impl tracing::Subscriber for AcceptWarnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut |_: &tracing::field::Field, value: &dyn std::fmt::Debug| {
+            let is_about_accept = format!("{value:?}").starts_with("accepting ");
+            ACCEPT_WARNINGS.fetch_add(usize::from(is_about_accept), Ordering::SeqCst);
+        });
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// As without free descriptors, `accept` fails again and again.
+#[test]
+fn a_listener_that_can_not_accept_logs_one_warning() {
+    // The connecting thread has no subscriber of its own.
+    tracing::subscriber::set_global_default(AcceptWarnings).unwrap();
+    let ports = Ports::new(2);
+    let _cluster = ports.join(0, 1);
+    let socket = TcpStream::from(OwnedFd::from(ports.0[0].try_clone().unwrap()));
+    socket.shutdown(Shutdown::Both).unwrap();
+    let deadline = Instant::now() + TEST_DEADLINE;
+    while ACCEPT_WARNINGS.load(Ordering::SeqCst) == 0 {
+        assert!(Instant::now() < deadline, "no warning");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // About 50 further failures.
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(ACCEPT_WARNINGS.load(Ordering::SeqCst), 1);
 }

@@ -4,6 +4,8 @@
 
 mod buf;
 mod event;
+#[cfg(all(test, feature = "soft"))]
+mod hostile_tests;
 mod outgoing;
 mod reply;
 #[cfg(all(test, feature = "soft"))]

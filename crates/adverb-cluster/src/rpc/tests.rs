@@ -10,7 +10,7 @@ use super::*;
 use crate::{Arena, BrokerConfig, RemotePtr, RemoteRange};
 
 /// The time after which a test that makes no progress fails.
-const TEST_DEADLINE: Duration = Duration::from_secs(60);
+pub(super) const TEST_DEADLINE: Duration = Duration::from_secs(60);
 const PEER: PeerId = PeerId(0);
 
 const ECHO: u16 = 1;
@@ -19,16 +19,16 @@ const DROP: u16 = 3;
 const FORWARD: u16 = 4;
 const RESOLVE: u16 = 5;
 
-fn config() -> BrokerConfig {
+pub(super) fn config() -> BrokerConfig {
     BrokerConfig { send_slots: 8, recv_slots: 8, slot_size: 256, ..BrokerConfig::default() }
 }
 
-fn brokers<const N: usize>(config: BrokerConfig) -> [Broker; N] {
+pub(super) fn brokers<const N: usize>(config: BrokerConfig) -> [Broker; N] {
     let domain = SoftDevice::loopback().open().unwrap().create_protection_domain().unwrap();
     std::array::from_fn(|index| Broker::new(&domain, config, N, index as u64 + 1).unwrap())
 }
 
-fn connect(a: &mut Rpc, to_b: PeerId, b: &mut Rpc, to_a: PeerId) {
+pub(super) fn connect(a: &mut Rpc, to_b: PeerId, b: &mut Rpc, to_a: PeerId) {
     let offer_of_a = a.broker_mut().prepare(to_b).unwrap();
     let offer_of_b = b.broker_mut().prepare(to_a).unwrap();
     a.broker_mut().establish(to_b, &offer_of_b).unwrap();

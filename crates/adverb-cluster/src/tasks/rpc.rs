@@ -2,15 +2,18 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::Readiness;
 use crate::{BrokerError, CallError, CallId, PeerId, PostError, Reply, Rpc, RpcEvent};
 
 type Result<T, E = BrokerError> = std::result::Result<T, E>;
+
+/// The maximum number of calls to a peer that wait to be sent. Further ones wait in their tasks.
+const MAX_WAITING_CALLS: usize = 64;
 
 /// The failure of a [`Caller`]'s call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -72,7 +75,9 @@ pub struct AsyncRpc {
     rpc: Rpc,
     readiness: Readiness,
     callers: Caller,
-    messages: mpsc::UnboundedReceiver<Message>,
+    /// The messages of callers. Their number is bounded: a call has a permit, and ends with at most one cancellation; a reply
+    /// belongs to a request; and a peer has at most one request for a session.
+    pub(super) messages: mpsc::UnboundedReceiver<Message>,
     /// The calls that were posted, and their numbers.
     posted: HashMap<CallId, (u64, ReplySender)>,
     numbers: HashMap<u64, CallId>,
@@ -88,30 +93,41 @@ type ReplySender = oneshot::Sender<Result<Vec<u8>, CallerError>>;
 pub struct Caller {
     messages: mpsc::UnboundedSender<Message>,
     next_number: Arc<AtomicU64>,
+    peers: Arc<[CallerPeer]>,
+}
+
+/// A peer, as all callers see it.
+#[derive(Debug)]
+struct CallerPeer {
+    /// The permits for calls that wait to be sent.
+    permits: Arc<Semaphore>,
+    /// Whether a [`Message::Connect`] was sent, and not handled yet.
+    is_wanted: AtomicBool,
 }
 
 #[derive(Debug)]
-enum Message {
+pub(super) enum Message {
     Call(PendingCall),
     /// The future of a call was dropped.
-    Cancel(u64),
+    Cancel(PeerId, u64),
     Reply(Reply, Vec<u8>),
     Connect(PeerId),
 }
 
 #[derive(Debug)]
-struct PendingCall {
+pub(super) struct PendingCall {
     number: u64,
     peer: PeerId,
     method: u16,
     bytes: Vec<u8>,
-    timeout: Option<Duration>,
+    deadline: Option<Instant>,
     reply: ReplySender,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Caller {
     /// Calls a method of a peer, and waits for the reply. Calls that can't be sent because of missing credits, or because too
-    /// many are outstanding, wait. The timeout begins when the call is sent; `tokio::time::timeout` also limits the time before.
+    /// many are outstanding, wait. The timeout includes this time.
     ///
     /// If the future is dropped, the call is cancelled.
     ///
@@ -119,6 +135,10 @@ impl Caller {
     ///
     /// Returns [`CallerError::Post`] without a session, or if the data is longer than a slot; [`CallerError::Call`] if the
     /// call fails, times out, or its session ends; and [`CallerError::Stopped`].
+    ///
+    /// # Panics
+    ///
+    /// Panics if the call has a timeout, outside a tokio runtime whose time is enabled.
     pub async fn call(
         &self,
         peer: PeerId,
@@ -126,14 +146,34 @@ impl Caller {
         bytes: &[u8],
         timeout: Option<Duration>,
     ) -> Result<Vec<u8>, CallerError> {
+        let Some(timeout) = timeout else { return self.call_until(peer, method, bytes, None).await };
+        // A timeout that is too long for the clock is none.
+        let call = self.call_until(peer, method, bytes, Instant::now().checked_add(timeout));
+        tokio::time::timeout(timeout, call).await.unwrap_or(Err(CallError::TimedOut.into()))
+    }
+
+    async fn call_until(
+        &self,
+        peer: PeerId,
+        method: u16,
+        bytes: &[u8],
+        deadline: Option<Instant>,
+    ) -> Result<Vec<u8>, CallerError> {
+        let state = self.peers.get(usize::from(peer.0)).ok_or(PostError::NotOpen { peer })?;
+        let permit = Arc::clone(&state.permits).acquire_owned().await.map_err(|_| CallerError::Stopped)?;
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let (reply, received) = oneshot::channel();
-        let call = PendingCall { number, peer, method, bytes: bytes.to_vec(), timeout, reply };
+        let bytes = bytes.to_vec();
+        let call = PendingCall { number, peer, method, bytes, deadline, reply, _permit: permit };
         self.messages.send(Message::Call(call)).map_err(|_| CallerError::Stopped)?;
-        let mut guard = CancelGuard { caller: self, number: Some(number) };
-        let result = received.await;
-        guard.number = None;
-        result.unwrap_or(Err(CallerError::Stopped))
+        let mut guard = CancelGuard { caller: self, call: Some((peer, number)) };
+        let result = tokio::select! {
+            biased;
+            result = received => result.unwrap_or(Err(CallerError::Stopped)),
+            () = self.messages.closed() => Err(CallerError::Stopped),
+        };
+        guard.call = None;
+        result
     }
 
     /// Answers a request from any task. If the caller doesn't wait anymore, or the data is longer than a slot, the call
@@ -145,20 +185,23 @@ impl Caller {
 
     /// Asks the cluster for a session: see [`Broker::connect`](crate::Broker::connect).
     pub fn connect(&self, peer: PeerId) {
-        let _ = self.messages.send(Message::Connect(peer));
+        let state = self.peers.get(usize::from(peer.0));
+        if state.is_some_and(|state| !state.is_wanted.swap(true, Ordering::AcqRel)) {
+            let _ = self.messages.send(Message::Connect(peer));
+        }
     }
 }
 
 /// Cancels a call whose future is dropped.
 struct CancelGuard<'a> {
     caller: &'a Caller,
-    number: Option<u64>,
+    call: Option<(PeerId, u64)>,
 }
 
 impl Drop for CancelGuard<'_> {
     fn drop(&mut self) {
-        if let Some(number) = self.number {
-            let _ = self.caller.messages.send(Message::Cancel(number));
+        if let Some((peer, number)) = self.call {
+            let _ = self.caller.messages.send(Message::Cancel(peer, number));
         }
     }
 }
@@ -177,7 +220,12 @@ impl AsyncRpc {
         let action = "registering the descriptor of a broker with tokio";
         let readiness = Readiness::new(rpc.fd()).map_err(|error| BrokerError::Io { action, error })?;
         let (sender, messages) = mpsc::unbounded_channel();
-        let callers = Caller { messages: sender, next_number: Arc::default() };
+        let peer = |_| CallerPeer {
+            permits: Arc::new(Semaphore::new(MAX_WAITING_CALLS)),
+            is_wanted: AtomicBool::new(false),
+        };
+        let peers = (0..rpc.broker().peer_count()).map(peer).collect();
+        let callers = Caller { messages: sender, next_number: Arc::default(), peers };
         let (posted, numbers, waiting) = Default::default();
         Ok(AsyncRpc { rpc, readiness, callers, messages, posted, numbers, waiting })
     }
@@ -205,9 +253,15 @@ impl AsyncRpc {
     ///
     /// # Errors
     ///
-    /// Returns [`BrokerError::Verbs`] if the device failed. All calls that were sent have ended then. Those that wait for
-    /// credits end with [`CallerError::Stopped`] when the `AsyncRpc` is dropped.
-    pub async fn run(&mut self, mut handler: impl FnMut(&mut Rpc, RpcEvent<'_>)) -> Result<()> {
+    /// Returns [`BrokerError::Verbs`] if the device failed. All calls have ended then, and later ones fail with
+    /// [`CallerError::Stopped`].
+    pub async fn run(&mut self, handler: impl FnMut(&mut Rpc, RpcEvent<'_>)) -> Result<()> {
+        let result = self.run_until_failure(handler).await;
+        self.stop();
+        result
+    }
+
+    async fn run_until_failure(&mut self, mut handler: impl FnMut(&mut Rpc, RpcEvent<'_>)) -> Result<()> {
         loop {
             while let Ok(message) = self.messages.try_recv() {
                 self.handle_message(message);
@@ -223,10 +277,20 @@ impl AsyncRpc {
             }
             tokio::select! {
                 () = self.readiness.wait(self.rpc.timeout()) => {}
-                // This side has a sender too, so there is always a message.
+                // This side has a sender too, so there is always a message, unless the calls have stopped.
                 Some(message) = self.messages.recv() => self.handle_message(message),
             }
         }
+    }
+
+    /// Ends the calls of all callers, now and later.
+    fn stop(&mut self) {
+        self.callers.peers.iter().for_each(|peer| peer.permits.close());
+        self.messages.close();
+        while self.messages.try_recv().is_ok() {}
+        self.waiting.clear();
+        self.posted.clear();
+        self.numbers.clear();
     }
 
     fn poll(&mut self, handler: &mut impl FnMut(&mut Rpc, RpcEvent<'_>)) -> Result<usize> {
@@ -246,23 +310,27 @@ impl AsyncRpc {
     fn handle_message(&mut self, message: Message) {
         match message {
             Message::Call(call) => self.waiting.entry(call.peer).or_default().push_back(call),
-            Message::Cancel(number) => match self.numbers.remove(&number) {
-                Some(call) => {
-                    self.posted.remove(&call);
-                    self.rpc.cancel(call);
-                }
-                None => {
-                    for calls in self.waiting.values_mut() {
-                        calls.retain(|call| call.number != number);
+            Message::Cancel(peer, number) => {
+                match (self.numbers.remove(&number), self.waiting.get_mut(&peer)) {
+                    (Some(call), _) => {
+                        self.posted.remove(&call);
+                        self.rpc.cancel(call);
                     }
+                    (None, Some(calls)) => calls.retain(|call| call.number != number),
+                    (None, None) => {}
                 }
-            },
+            }
             Message::Reply(reply, bytes) => {
                 // A token that is refused is dropped, which makes the call fail.
                 let _ = self.rpc.reply(reply, &bytes);
             }
             // The session's event tells the task the result.
-            Message::Connect(peer) => drop(self.rpc.broker_mut().connect(peer)),
+            Message::Connect(peer) => {
+                if let Some(state) = self.callers.peers.get(usize::from(peer.0)) {
+                    state.is_wanted.store(false, Ordering::Release);
+                }
+                drop(self.rpc.broker_mut().connect(peer));
+            }
         }
     }
 
@@ -271,7 +339,8 @@ impl AsyncRpc {
         let AsyncRpc { rpc, posted, numbers, waiting, .. } = self;
         waiting.retain(|peer, calls| {
             while let Some(call) = calls.front() {
-                match rpc.call(*peer, call.method, &call.bytes, call.timeout) {
+                let timeout = call.deadline.map(|at| at.saturating_duration_since(Instant::now()));
+                match rpc.call(*peer, call.method, &call.bytes, timeout) {
                     Err(PostError::WouldBlock { .. } | PostError::TooManyCalls { .. }) => return true,
                     result => {
                         let Some(PendingCall { number, reply, .. }) = calls.pop_front() else { return false };
@@ -287,5 +356,11 @@ impl AsyncRpc {
             }
             false
         });
+    }
+}
+
+impl Drop for AsyncRpc {
+    fn drop(&mut self) {
+        self.stop();
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use adverb_verbs::SoftDevice;
+use adverb_verbs::{FaultConfig, ProtectionDomain, SoftDevice, Switch};
 
 use super::*;
 use crate::{
@@ -18,8 +18,12 @@ const LATER: u16 = 3;
 
 fn pair() -> [Broker; 2] {
     let domain = SoftDevice::loopback().open().unwrap().create_protection_domain().unwrap();
+    connect([&domain; 2])
+}
+
+fn connect(domains: [&ProtectionDomain; 2]) -> [Broker; 2] {
     let config = BrokerConfig { send_slots: 4, recv_slots: 4, keepalive: None, ..BrokerConfig::default() };
-    let mut brokers = [1, 2].map(|epoch| Broker::new(&domain, config, 1, epoch).unwrap());
+    let mut brokers = domains.map(|domain| Broker::new(domain, config, 1, 1).unwrap());
     let [a, b] = &mut brokers;
     let (of_a, of_b) = (a.prepare(PEER).unwrap(), b.prepare(PEER).unwrap());
     a.establish(PEER, &of_b).unwrap();
@@ -123,6 +127,88 @@ async fn calls_end_when_their_task_ends() {
     let ended = tokio::time::timeout(TEST_DEADLINE, call).await.unwrap().unwrap();
     assert_eq!(ended, Err(CallerError::Stopped));
     assert_eq!(caller.call(PEER, KEEP, b"", None).await, Err(CallerError::Stopped));
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_timeout_includes_the_wait_for_credits() {
+    // The server doesn't poll, and the client has more calls than credits.
+    let [client, _server] = pair();
+    let mut rpc = AsyncRpc::new(Rpc::new(client, RpcConfig::default()).unwrap()).unwrap();
+    let caller = rpc.caller();
+    tokio::spawn(async move { rpc.run(|_, _| ()).await });
+    let call = |caller: Caller| async move { caller.call(PEER, KEEP, &[0; 4000], None).await };
+    let calls: Vec<_> = (0..8).map(|_| tokio::spawn(call(caller.clone()))).collect();
+    let timeout = Some(Duration::from_millis(50));
+    for _ in 0..3 {
+        let call = caller.call(PEER, KEEP, &[0; 4000], timeout);
+        let expired =
+            tokio::time::timeout(TEST_DEADLINE, call).await.expect("the call doesn't wait for ever");
+        assert_eq!(expired, Err(CallerError::Call(CallError::TimedOut)));
+    }
+    assert!(calls.iter().all(|call| !call.is_finished()), "calls without a timeout wait");
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn waiting_calls_are_bounded_and_end_with_the_task() {
+    let [client, _server] = pair();
+    let rpc = AsyncRpc::new(Rpc::new(client, RpcConfig::default()).unwrap()).unwrap();
+    let caller = rpc.caller();
+    let call = |caller: Caller| async move { caller.call(PEER, KEEP, b"", None).await };
+    let mut calls: Vec<_> = (0..1000).map(|_| tokio::spawn(call(caller.clone()))).collect();
+    for _ in 0..1000 {
+        caller.connect(PEER);
+        tokio::task::yield_now().await;
+    }
+    // Each peer has 64 calls in the queue, and a request for a session.
+    assert_eq!(rpc.messages.len(), 65);
+    for call in calls.drain(..500) {
+        call.abort();
+        assert!(call.await.unwrap_err().is_cancelled());
+    }
+    assert_eq!(rpc.messages.len(), 65 + 64, "a dropped call in the queue has a cancellation");
+    drop(rpc);
+    for call in calls {
+        let ended = tokio::time::timeout(TEST_DEADLINE, call).await.expect("the call ends").unwrap();
+        assert_eq!(ended, Err(CallerError::Stopped));
+    }
+}
+
+#[tokio::test(flavor = "current_thread")]
+async fn calls_fail_after_the_device_failed() {
+    let faults = FaultConfig { link_failure_after: Some(60), ..FaultConfig::new(1) };
+    let switch = Switch::default();
+    let domains = [(1, faults), (2, FaultConfig::new(2))].map(|(host, faults)| {
+        let device = SoftDevice::on_switch(&switch, [10, 0, 0, host].into()).faults(faults).open();
+        device.unwrap().create_protection_domain().unwrap()
+    });
+    let [client, mut server] = connect(domains.each_ref());
+    let mut rpc = AsyncRpc::new(Rpc::new(client, RpcConfig::default()).unwrap()).unwrap();
+    let caller = rpc.caller();
+    let running = tokio::spawn(async move {
+        let result = rpc.run(|_, _| ()).await;
+        (rpc, result)
+    });
+    let call = |caller: Caller| async move { caller.call(PEER, KEEP, &[0; 4000], None).await };
+    let calls: Vec<_> = (0..200).map(|_| tokio::spawn(call(caller.clone()))).collect();
+    let ended = tokio::time::timeout(TEST_DEADLINE, async {
+        while !running.is_finished() {
+            // Without events, the software NIC has no packets, and can't fail.
+            let _ = server.poll(|_, _| ());
+            let _ = server.send(PEER, b"no call");
+            tokio::task::yield_now().await;
+        }
+        running.await.unwrap()
+    });
+    let (rpc, result) = ended.await.expect("the device fails");
+    assert!(matches!(result, Err(crate::BrokerError::Verbs(_))), "{result:?}");
+    // The `AsyncRpc` still exists.
+    for call in calls {
+        let ended = tokio::time::timeout(TEST_DEADLINE, call).await.expect("the call ends").unwrap();
+        assert!(matches!(ended, Err(CallerError::Stopped | CallerError::Call(_) | CallerError::Post(_))));
+    }
+    let later = tokio::time::timeout(TEST_DEADLINE, caller.call(PEER, KEEP, b"", None)).await;
+    assert_eq!(later.expect("the call ends"), Err(CallerError::Stopped));
+    drop(rpc);
 }
 
 async fn check_brokers() {

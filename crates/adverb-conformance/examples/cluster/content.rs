@@ -1,24 +1,7 @@
 //! Bytes that follow from a seed, so that a receiver can check every one of them.
 
+use adverb_wire::random::SplitMix64;
 use anyhow::{Result, ensure};
-
-/// A generator of pseudorandom numbers that a seed determines (splitmix64).
-#[derive(Clone, Debug)]
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    /// Returns a number below `end`.
-    pub(crate) fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-}
 
 /// A sequence of byte strings in one direction of a session.
 #[derive(Clone, Copy, Debug)]
@@ -49,21 +32,21 @@ pub(crate) struct Side {
 impl Stream {
     pub(crate) fn new(seed: u64, thread: u16, from: Side, to: Side, purpose: Purpose) -> Stream {
         let words = [u64::from(thread), from.member.into(), from.epoch, to.member.into(), to.epoch];
-        let mut random = Random(seed.wrapping_add(purpose as u64));
+        let mut random = SplitMix64(seed.wrapping_add(purpose as u64));
         for word in words {
-            random = Random(random.next() ^ word);
+            random = SplitMix64(random.next_u64() ^ word);
         }
-        Stream(random.next())
+        Stream(random.next_u64())
     }
 
-    fn random(self, number: u64) -> Random {
-        Random(self.0 ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d))
+    fn random(self, number: u64) -> SplitMix64 {
+        SplitMix64(self.0 ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d))
     }
 
     /// Returns the length of a byte string, which is at most `max`.
     pub(crate) fn len(self, number: u64, max: usize) -> usize {
         // This number must differ from the first word of the string.
-        let mixed = Random(!self.random(number).0).next();
+        let mixed = SplitMix64(!self.random(number).0).next_u64();
         // One of 16 strings has a length up to the maximum. The others are short.
         let max = if mixed & 15 == 0 { max } else { max.min(64) };
         (mixed >> 8) as usize % (max + 1)
@@ -71,24 +54,21 @@ impl Stream {
 
     /// Returns a word.
     pub(crate) fn word(self, number: u64) -> u64 {
-        self.random(number).next()
+        self.random(number).next_u64()
     }
 
     /// Fills in a byte string.
     pub(crate) fn fill(self, number: u64, bytes: &mut [u8]) {
-        let mut random = self.random(number);
-        for chunk in bytes.chunks_mut(8) {
-            chunk.copy_from_slice(&random.next().to_le_bytes()[..chunk.len()]);
-        }
+        self.random(number).fill(bytes);
     }
 
     /// Checks a byte string, or a part of one that starts at a multiple of 8.
     pub(crate) fn check(self, number: u64, start: usize, bytes: &[u8]) -> Result<()> {
         let mut random = self.random(number);
         let skipped = (start / 8) as u64;
-        random.0 = random.0.wrapping_add(0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(skipped));
+        random.skip(skipped);
         for (index, chunk) in bytes.chunks(8).enumerate() {
-            let expected = random.next().to_le_bytes();
+            let expected = random.next_u64().to_le_bytes();
             ensure!(
                 chunk == &expected[..chunk.len()],
                 "bytes {} to {} of {} are {chunk:02x?} instead of {:02x?}",

@@ -7,10 +7,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use adverb_wire::random::SplitMix64;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::Options;
-use crate::content::Random;
 use crate::lines::{Counts, Line, SessionReport, Settings, ThreadProgress};
 
 /// The TCP port of the first member. The system doesn't choose it for clients, so it stays free while a member is
@@ -50,7 +50,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 struct Run<'a> {
     options: &'a Options,
     quota: Option<u64>,
-    random: Random,
+    random: SplitMix64,
     addrs: Vec<SocketAddr>,
     start: Instant,
     printed_at: Instant,
@@ -121,7 +121,7 @@ impl<'a> Run<'a> {
         let mut run = Run {
             options,
             quota,
-            random: Random(options.seed),
+            random: SplitMix64(options.seed),
             addrs: addrs(options),
             start: now,
             printed_at: now,

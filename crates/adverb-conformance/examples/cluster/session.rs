@@ -21,9 +21,10 @@ use adverb::cluster::{
     TransferOperation,
 };
 use adverb::memory::{Buffer, Payload};
+use adverb_wire::random::SplitMix64;
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::content::{Purpose, Random, Side, Stream};
+use crate::content::{Purpose, Side, Stream};
 use crate::lines::{Counts, Fault, SessionReport, Tally};
 
 /// The number and the size of the places for WRITEs.
@@ -171,7 +172,7 @@ pub(crate) struct Session {
     last_shared_counter: Option<u64>,
     has_shared_swap: bool,
     tickets: VecDeque<(Ticket, Operation)>,
-    pub(crate) random: Random,
+    pub(crate) random: SplitMix64,
     fault: Option<Fault>,
 }
 
@@ -202,7 +203,7 @@ impl Session {
             last_shared_counter: None,
             has_shared_swap: false,
             tickets: VecDeque::new(),
-            random: Random(random),
+            random: SplitMix64(random),
             fault: None,
         })
     }
@@ -356,7 +357,7 @@ impl Session {
                 (broker.post_read(peer, buffer, source), Operation::Read { offset })
             }
             Kind::Add => {
-                let add = self.random.next() >> 20;
+                let add = self.random.next_u64() >> 20;
                 self.sent.sum += add;
                 let add = if self.fault == Some(Fault::ExtraAdd) { add + 1 } else { add };
                 let posted = broker.post_fetch_add(peer, domain.buffer(8)?, word(pointers.words, SUM), add);

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use adverb::cluster::{Arena, EndReason};
+use adverb_wire::random::SplitMix64;
 use anyhow::{Result, ensure};
 
-use crate::content::{Random, Side};
+use crate::content::Side;
 use crate::lines::{Counts, Fault, Line, SessionReport, Settings, ThreadProgress};
 use crate::session::{Kind, Session, SharedWords};
 
@@ -50,7 +51,7 @@ pub(crate) struct Worker {
     pub(crate) control: Arc<Control>,
     pub(crate) published: Arc<Published>,
     pub(crate) counts: Counts,
-    pub(crate) random: Random,
+    pub(crate) random: SplitMix64,
     iterations: u64,
     published_at: Instant,
     is_finished: bool,
@@ -74,7 +75,7 @@ impl Worker {
             control,
             published,
             counts: Counts::default(),
-            random: Random(settings.seed ^ epoch ^ u64::from(thread)),
+            random: SplitMix64(settings.seed ^ epoch ^ u64::from(thread)),
             settings,
             iterations: 0,
             published_at: Instant::now(),
@@ -133,7 +134,7 @@ impl Worker {
     }
 
     /// Chooses a transfer that needs no message, for one of eight requests.
-    pub(crate) fn choose(random: &mut Random) -> Option<Kind> {
+    pub(crate) fn choose(random: &mut SplitMix64) -> Option<Kind> {
         match random.below(40) {
             0 => Some(Kind::WriteWithImm),
             1 => Some(Kind::Read),

@@ -7,9 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
+use adverb_wire::random::SplitMix64;
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::message::Random;
 use crate::session::{MAX_SLACK, RETRY_BOUND, SLACK};
 use crate::worker::{FAULT_PPM, Report};
 
@@ -27,7 +27,7 @@ const MAX_MEMORY_GROWTH: u64 = 4 << 10;
 
 /// The coordinator of the processes.
 struct Coordinator {
-    random: Random,
+    random: SplitMix64,
     network: Ipv4Addr,
     start: Instant,
     processes: Vec<WorkerProcess>,
@@ -112,7 +112,7 @@ impl Coordinator {
         let process =
             |_| WorkerProcess { child: None, restart_count: 0, last_report_at: start, start_at: Some(start) };
         let mut this = Coordinator {
-            random: Random(seed),
+            random: SplitMix64(seed),
             network: Ipv4Addr::new(127, 64 | a & 63, b, 0),
             start,
             processes: (0..PROCESS_COUNT).map(process).collect(),
@@ -140,7 +140,7 @@ impl Coordinator {
             }
             let mut command = Command::new(std::env::current_exe()?);
             command.args(["worker", &index.to_string(), &PROCESS_COUNT.to_string()]);
-            command.args([self.network.to_string(), self.random.next().to_string()]);
+            command.args([self.network.to_string(), self.random.next_u64().to_string()]);
             let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
             let output = BufReader::new(child.stdout.take().context("its output")?);
             (process.child, process.start_at, process.last_report_at) = (Some(child), None, now);

@@ -1,24 +1,7 @@
 //! Messages that identify themselves, so that all their bytes can be checked.
 
+use adverb_wire::random::SplitMix64;
 use anyhow::{Result, ensure};
-
-/// A generator of pseudorandom numbers that a seed determines (splitmix64).
-#[derive(Clone, Debug)]
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    /// Returns a number below `end`.
-    pub(crate) fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-}
 
 /// The length of the header that identifies a message: session, number, length.
 pub(crate) const HEADER_LEN: usize = 24;
@@ -62,8 +45,6 @@ fn word(message: &[u8], index: usize) -> u64 {
 
 /// Fills the body of a message, or memory that is only read.
 pub(crate) fn fill_body(session: u64, number: u64, body: &mut [u8]) {
-    let mut random = Random(session ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d));
-    for chunk in body.chunks_mut(8) {
-        chunk.copy_from_slice(&random.next().to_le_bytes()[..chunk.len()]);
-    }
+    let mut random = SplitMix64(session ^ number.wrapping_mul(0x2545_f491_4f6c_dd1d));
+    random.fill(body);
 }

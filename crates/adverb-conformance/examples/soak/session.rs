@@ -10,11 +10,12 @@ use adverb::verbs::{
     Access, CompletedOperation, Completion, CompletionQueue, ConnectOptions, Endpoint, MemoryWindow,
     ProtectionDomain, QueuePair, RecvRequest, SendRequest, Status, Transport, UdDestination,
 };
+use adverb_wire::random::SplitMix64;
 use anyhow::{Context, Result, bail, ensure};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::message::{self, HEADER_LEN, Random};
+use crate::message::{self, HEADER_LEN};
 use crate::worker::Worker;
 
 /// The role of one end of a session.
@@ -385,7 +386,7 @@ impl<'a> Session<'a> {
 
 /// The end that posts requests.
 struct Client {
-    random: Random,
+    random: SplitMix64,
     /// The number of the next request.
     number: u64,
     /// The values of the server's words.
@@ -399,7 +400,7 @@ struct Client {
 impl Client {
     fn new(seed: u64) -> Client {
         Client {
-            random: Random(seed),
+            random: SplitMix64(seed),
             number: FIRST_NUMBER,
             words: [0; 2],
             window: None,
@@ -525,13 +526,13 @@ impl Client {
                 SendRequest::read(session.buffer(length)?, session.remote.at((WORDS + offset) as u64))
             }
             6..8 => {
-                let add = self.random.next();
+                let add = self.random.next_u64();
                 expect = Expected::Word(self.words[0]);
                 self.words[0] = self.words[0].wrapping_add(add);
                 SendRequest::fetch_add(session.buffer(8)?, session.remote.at(0), add)
             }
             _ => {
-                let (old, swap) = (self.words[1], self.random.next());
+                let (old, swap) = (self.words[1], self.random.next_u64());
                 // One in four compares with another value, and changes nothing.
                 let compare = if self.random.below(4) == 0 { !old } else { old };
                 expect = Expected::Word(old);

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use adverb::verbs::{Device, FaultConfig, SoftDevice};
+use adverb_wire::random::SplitMix64;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::message::Random;
 use crate::session::{self, Ended, Role};
 
 /// The rates of lost, duplicated, corrupted and delayed packets, each in packets per million.
@@ -73,7 +73,7 @@ pub(crate) fn run(index: u8, count: u8, network: Ipv4Addr, seed: u64) -> Result<
     listener.set_nonblocking(true)?;
     let mut threads = Vec::new();
     for peer in index + 1..count {
-        let (worker, random) = (Arc::clone(&worker), Random(seed.wrapping_mul(0x1000) + u64::from(peer)));
+        let (worker, random) = (Arc::clone(&worker), SplitMix64(seed.wrapping_mul(0x1000) + u64::from(peer)));
         let addr = SocketAddr::from((self::address(network, peer), PORT));
         threads.push(std::thread::spawn(move || client(&worker, peer, addr, random)));
     }
@@ -114,13 +114,13 @@ pub(crate) fn run(index: u8, count: u8, network: Ipv4Addr, seed: u64) -> Result<
 }
 
 /// Runs sessions with a peer, one after the other.
-fn client(worker: &Worker, peer: u8, addr: SocketAddr, mut random: Random) -> Result<()> {
+fn client(worker: &Worker, peer: u8, addr: SocketAddr, mut random: SplitMix64) -> Result<()> {
     while !worker.is_stopping.load(Ordering::Relaxed) {
         let Ok(stream) = TcpStream::connect_timeout(&addr, Duration::from_millis(200)) else {
             std::thread::sleep(Duration::from_millis(50));
             continue;
         };
-        let seed = random.next();
+        let seed = random.next_u64();
         run_session(worker, stream, Role::Client { peer, seed })
             .with_context(|| format!("with process {peer}"))?;
     }

@@ -2,10 +2,12 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
 use super::case_run::{Counts, MissingFeature};
+use crate::report::nanos;
 
 /// A test case between two devices.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
@@ -127,8 +129,9 @@ pub struct CaseResult {
     /// The outcome of the case.
     #[serde(flatten)]
     pub outcome: CaseOutcome,
-    /// The duration of the case in seconds.
-    pub seconds: f64,
+    /// The duration of the case.
+    #[serde(rename = "elapsed_ns", serialize_with = "nanos")]
+    pub elapsed: Duration,
 }
 
 impl fmt::Display for CaseResult {
@@ -136,7 +139,11 @@ impl fmt::Display for CaseResult {
         match &self.outcome {
             CaseOutcome::Passed => {
                 let Counts { sent, arrived, bytes } = self.counts;
-                write!(f, "ok, {arrived} of {sent} messages, {bytes} bytes, {:.2} s", self.seconds)
+                write!(
+                    f,
+                    "ok, {arrived} of {sent} messages, {bytes} bytes, {:.2} s",
+                    self.elapsed.as_secs_f64()
+                )
             }
             CaseOutcome::Failed { reason } => write!(f, "FAILED: {reason}"),
             CaseOutcome::Skipped { reason } => write!(f, "skipped: {reason}"),
@@ -192,12 +199,14 @@ mod tests {
         let case = Case { operation: Operation::UcWrite, direction: Direction::Reverse };
         let outcome = CaseOutcome::Failed { reason: "a byte".into() };
         let counts = Counts { sent: 3, arrived: 2, bytes: 9 };
-        let value = serde_json::to_value(CaseResult { case, counts, outcome, seconds: 0.5 }).unwrap();
+        let value =
+            serde_json::to_value(CaseResult { case, counts, outcome, elapsed: Duration::from_millis(500) })
+                .unwrap();
         assert_eq!(
             value,
             serde_json::json!({
                 "operation": "uc-write", "direction": "reverse", "sent": 3, "arrived": 2, "bytes": 9,
-                "outcome": "failed", "reason": "a byte", "seconds": 0.5,
+                "outcome": "failed", "reason": "a byte", "elapsed_ns": 500_000_000,
             })
         );
     }

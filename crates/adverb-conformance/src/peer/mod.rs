@@ -33,7 +33,6 @@ use std::time::Instant;
 use adverb::verbs::{Device, PathMtu};
 use anyhow::{Context, Result, ensure};
 
-use crate::report::seconds;
 use actor::Actor;
 use case_run::{CaseRun, Side};
 use message::{Command, ControlStream, Opened};
@@ -135,7 +134,7 @@ impl Session {
         for side in [&mut self.here, &mut self.there] {
             side.send_command(Command::Close)?.context("ending a case")?;
         }
-        Ok(CaseResult { case, counts, outcome: CaseOutcome::new(ended), seconds: seconds(start.elapsed()) })
+        Ok(CaseResult { case, counts, outcome: CaseOutcome::new(ended), elapsed: start.elapsed() })
     }
 
     /// Ends the session at both ends.

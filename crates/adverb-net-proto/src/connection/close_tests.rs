@@ -41,6 +41,41 @@ fn a_close_is_acknowledged_after_its_completion() {
 }
 
 #[test]
+fn an_abort_ends_the_peer_unless_it_knows_the_end() {
+    let mut pair = Pair::new(small());
+    let post = pair.side(0).0.abort_write();
+    let Some(Post::Write { buf: None, immediate, .. }) = post else { panic!("{post:?}") };
+    let (connection, memory) = pair.side(1);
+    connection.handle_completion(memory, Completed::Received { immediate, len: 0 }, Time::ZERO);
+    connection.handle_drained(memory, Vec::new(), Time::ZERO);
+    assert_eq!(connection.end_reason(), Some(EndReason::PeerAborted));
+    let mut pair = pair_with_close();
+    for side in 0..2 {
+        assert_eq!(pair.side(side).0.abort_write(), None, "side {side}");
+    }
+}
+
+#[test]
+fn a_close_that_waits_for_credits_does_not_replace_an_abort() {
+    let mut pair = Pair::new(small());
+    let (connection, memory) = pair.side(0);
+    // The peer reads nothing, so it returns no credits.
+    while connection.send(memory, b"message", None).is_ok() {
+        tags(connection, memory);
+    }
+    connection.close(Time::ZERO);
+    assert_eq!(tags(connection, memory), []);
+    assert!(connection.clone().abort_write().is_some());
+    let deadline = connection.poll_timeout().expect("the time limit of the close");
+    connection.handle_timeout(memory, deadline);
+    assert_eq!(connection.phase(), PhaseKind::Draining);
+    assert!(connection.abort_write().is_some());
+    connection.handle_drained(memory, Vec::new(), deadline);
+    assert_eq!(connection.end_reason(), Some(EndReason::CloseTimedOut));
+    assert_eq!(connection.abort_write(), None);
+}
+
+#[test]
 fn a_close_probes_the_peer_after_an_unsignaled_report() {
     let mut pair = pair_with_unreported_message();
     pair.side(0).0.close(Time::ZERO);

@@ -170,6 +170,10 @@ impl<B: Buf, R: Region> Connection<B, R> {
                 self.forget();
                 return Ok(());
             }
+            Immediate::Abort => {
+                self.end(EndReason::PeerAborted);
+                return Ok(());
+            }
             Immediate::CloseAck => {
                 if !mutant!(CloseAckIgnored) {
                     lane.linger = Linger::Finished;

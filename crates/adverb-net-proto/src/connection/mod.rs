@@ -17,7 +17,7 @@ use crate::config::{Config, LaneConfig};
 use crate::expose::Exposed;
 use crate::frame::{Frame, FrameKind, HEADER_LEN, RENDEZVOUS_LEN, copy, frame_len};
 use crate::hello::{Hello, SessionId};
-use crate::lane::{Lane, Linger, Peer, Probe};
+use crate::lane::{HelloState, Lane, Linger, Peer, Probe};
 use crate::memory::{Buf, Memory, Region};
 use crate::mutation::mutant;
 use crate::recv::{RecvHalf, RecvState};
@@ -508,6 +508,12 @@ impl<B: Buf, R: Region> Connection<B, R> {
     pub fn check_send(&self) -> Result<(), SendError> {
         self.check_open()?;
         self.check_replayed()
+    }
+
+    /// Whether the peer's device has this side's hello, and the peer's hello has not arrived.
+    pub fn is_hello_acknowledged(&self) -> bool {
+        matches!(&self.phase, Phase::Handshake { lane, .. }
+            if lane.hello == HelloState::Posted && !lane.queue.awaits_completion())
     }
 
     /// Whether this side has closed or aborted the connection.

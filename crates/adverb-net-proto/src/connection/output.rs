@@ -3,7 +3,7 @@
 use adverb_proto::Time;
 use adverb_proto::types::RemoteAddress;
 
-use super::{Connection, Phase, Redial, Session};
+use super::{Connection, Next, Phase, Redial, Session};
 use crate::MAX_RENDEZVOUS;
 use crate::frame::{Frame, FrameKind, copy, frame_len};
 use crate::hello::{Hello, SessionHello};
@@ -324,6 +324,28 @@ impl<B: Buf, R: Region> Connection<B, R> {
             self.check_close(now);
         }
         Some(Post::Write { tag, buf: None, remote, immediate: immediate.emit(), is_signaled })
+    }
+
+    /// Returns the write that tells the peer that this side ends the connection without a close, if the peer does not
+    /// know that the connection ends. The driver posts it as the last request, also before it drains the lane of a close
+    /// that has exceeded its time limit.
+    pub fn abort_write(&mut self) -> Option<Post<B>> {
+        let has_posted_close = self.is_closing() && self.is_flushed();
+        if has_posted_close || self.has_peer_closed() {
+            return None;
+        }
+        let (Phase::Established { lane, peer }
+        | Phase::Draining { lane, peer: Some(peer), next: Next::End(EndReason::CloseTimedOut) }) =
+            &mut self.phase
+        else {
+            return None;
+        };
+        if lane.hello == HelloState::Due || !lane.queue.has_room(1) {
+            return None;
+        }
+        let (tag, immediate) = (Tag::CloseAck, Immediate::Abort.emit());
+        let is_signaled = lane.queue.post(tag, true);
+        Some(Post::Write { tag, buf: None, remote: peer.memory.at(0), immediate, is_signaled })
     }
 
     /// Returns the next memory to register. The driver registers it without a lock on the connection, and then calls

@@ -17,9 +17,9 @@ use tokio::time::{Sleep, sleep};
 
 use super::Connection;
 use super::wait::TaskWait;
-#[allow(unused_imports, reason = "for links")]
-use crate::Options;
 use crate::driver::{Core, Driver, StreamWrite};
+#[allow(unused_imports, reason = "for links")]
+use crate::options::Options;
 
 /// A byte stream over a connection, like a TCP stream, for code that reads and writes TCP streams, such as hyper and
 /// tonic.
@@ -355,7 +355,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         let Some(connection) = self.connection.take() else { return };
         // The flush task ends when it is woken without a stream.
-        connection.driver.tasks.wake_all();
+        connection.driver.wakers().wake_all();
         if connection.driver.is_open(&connection.driver.lock()) {
             let runtime = connection.runtime.clone();
             runtime.spawn(async move {

@@ -11,8 +11,8 @@ use adverb_verbs::Result;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Sleep, sleep_until};
 
-use crate::bootstrap;
 use crate::driver::{Core, Driver};
+use crate::error::verb_error;
 use crate::wait::{Block, CallerKind, WaitingCaller, WakerId};
 
 /// The wait of a task, which may never be polled again.
@@ -110,9 +110,9 @@ impl TaskWait {
                 self.state = State::Spinning(Instant::now(), time);
                 return yield_now(cx);
             }
-            driver.tasks.add(self.waker, cx.waker());
+            driver.wakers().add(self.waker, cx.waker());
             self.state = State::Blocked;
-            locked.core.now = driver.time();
+            driver.update_time(&mut locked.core);
             let timeout = locked.core.timeout();
             drop(locked);
             // An event that was raised before the waker was registered has not woken the task.
@@ -123,7 +123,7 @@ impl TaskWait {
                 return Poll::Pending;
             }
             let Some(mut core) = driver.try_lock() else { return yield_now(cx) };
-            core.now = driver.time();
+            driver.update_time(&mut core);
             driver.handle_timeout(&mut core);
         }
     }
@@ -138,11 +138,11 @@ impl TaskWait {
         events: &AsyncFd<OwnedFd>,
     ) -> Poll<Result<bool>> {
         // A descriptor has one waker only, and its task may never be polled again.
-        let all = Waker::from(Arc::clone(&driver.tasks));
+        let all = Waker::from(Arc::clone(driver.wakers()));
         let Poll::Ready(event) = events.poll_read_ready(&mut Context::from_waker(&all)) else {
             return Poll::Ready(Ok(false));
         };
-        let mut event = event.map_err(|error| bootstrap::verb_error("waiting for an event", error, ""))?;
+        let mut event = event.map_err(|error| verb_error("waiting for an event", error, ""))?;
         self.remove_waker(driver);
         let Some(mut locked) = driver.try_locked() else { return yield_now(cx) };
         if !locked.core.has_lane() {
@@ -159,7 +159,7 @@ impl TaskWait {
 
     fn remove_waker(&mut self, driver: &Driver) {
         if let State::Blocked = self.state {
-            driver.tasks.remove(self.waker);
+            driver.wakers().remove(self.waker);
             self.state = State::Idle;
         }
     }
@@ -168,7 +168,7 @@ impl TaskWait {
 impl Drop for TaskWait {
     fn drop(&mut self) {
         if let State::Blocked = self.state {
-            self.caller.connection().tasks.remove(self.waker);
+            self.caller.connection().wakers().remove(self.waker);
         }
     }
 }

@@ -8,10 +8,11 @@ use adverb_verbs::Result;
 use adverb_verbs::memory::{Memory, MemoryRegion, PoolBuf};
 
 use super::{Connection, RemoteRegion};
-#[allow(unused_imports, reason = "for links")]
-use crate::Options;
 use crate::driver::Driver;
-use crate::{RemoteAccess, SendData, SendError};
+use crate::message::{SendData, SendError};
+#[allow(unused_imports, reason = "for links")]
+use crate::options::Options;
+use crate::remote::RemoteAccess;
 
 /// One-sided access, by address.
 impl Connection {
@@ -118,7 +119,7 @@ impl AddressSpace<'_> {
         let driver = &self.connection.driver;
         let operations = addresses.into_iter().map(|addresses| {
             let (memory, range) = driver.find_addresses(&addresses)?;
-            memory.read(driver, &range)
+            driver.prepare_read(&memory, &range)
         });
         let mut operations = operations.collect::<Result<Vec<_>>>()?;
         self.connection.finish_many(&mut operations)

@@ -8,12 +8,11 @@ use adverb_verbs::Result;
 use adverb_verbs::memory::{MemoryRegion, PoolBuf};
 
 use super::Connection;
+use crate::driver::{PendingOp, word_from_buffer};
+use crate::message::{SendData, SendError};
 #[allow(unused_imports, reason = "for links")]
-use crate::Options;
-use crate::driver::PendingOp;
-use crate::remote::PeerRegion;
-use crate::remote::{RemoteAccess, word_from_buffer};
-use crate::{SendData, SendError};
+use crate::options::Options;
+use crate::remote::{PeerRegion, RemoteAccess};
 
 /// One-sided access, by name.
 impl Connection {
@@ -64,7 +63,7 @@ impl RemoteRegion<'_> {
     /// Returns the size of the memory in bytes.
     #[allow(clippy::len_without_is_empty, reason = "a region is never empty")]
     pub fn len(&self) -> u64 {
-        self.memory.region.len
+        self.memory.len()
     }
 
     /// Reads a range of bytes.
@@ -79,7 +78,7 @@ impl RemoteRegion<'_> {
     ///   [`Connection::remote_region`] returned this region.
     /// - Returns [`Error::Timeout`] if the operation does not complete within [`Options::timeout`].
     pub fn read(&self, range: Range<u64>) -> Result<PoolBuf> {
-        let mut operation = self.memory.read(&self.connection.driver, &range)?;
+        let mut operation = self.connection.driver.prepare_read(&self.memory, &range)?;
         self.connection.finish_read(&mut operation)
     }
 
@@ -90,7 +89,7 @@ impl RemoteRegion<'_> {
     /// Returns the errors of [`read`](RemoteRegion::read).
     pub fn read_many(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Result<Vec<PoolBuf>> {
         let driver = &self.connection.driver;
-        let operations = ranges.into_iter().map(|range| self.memory.read(driver, &range));
+        let operations = ranges.into_iter().map(|range| driver.prepare_read(&self.memory, &range));
         let mut operations = operations.collect::<Result<Vec<_>>>()?;
         self.connection.finish_many(&mut operations)
     }
@@ -101,7 +100,7 @@ impl RemoteRegion<'_> {
     ///
     /// Returns the same errors as [`read`](RemoteRegion::read). The required permission is write access.
     pub fn write<'a>(&self, offset: u64, bytes: impl Into<SendData<'a>>) -> Result<(), SendError> {
-        let mut operation = self.memory.write(&self.connection.driver, offset, bytes.into())?;
+        let mut operation = self.connection.driver.prepare_write(&self.memory, offset, bytes.into())?;
         match self.connection.finish(&mut operation) {
             Ok(_) => Ok(()),
             Err(error) => Err(operation.into_error(error)),
@@ -131,7 +130,7 @@ impl RemoteRegion<'_> {
     /// Returns [`Error::Unaligned`] if the offset is not a multiple of 8, and the same errors as
     /// [`read`](RemoteRegion::read). The required permission is atomic access.
     pub fn fetch_add(&self, offset: u64, add: u64) -> Result<u64> {
-        let mut operation = self.memory.fetch_add(&self.connection.driver, offset, add)?;
+        let mut operation = self.connection.driver.prepare_fetch_add(&self.memory, offset, add)?;
         self.connection.finish(&mut operation).map(word_from_buffer)
     }
 
@@ -141,7 +140,8 @@ impl RemoteRegion<'_> {
     ///
     /// Returns the errors of [`fetch_add`](RemoteRegion::fetch_add).
     pub fn compare_swap(&self, offset: u64, compare: u64, swap: u64) -> Result<u64> {
-        let mut operation = self.memory.compare_swap(&self.connection.driver, offset, compare, swap)?;
+        let mut operation =
+            self.connection.driver.prepare_compare_swap(&self.memory, offset, compare, swap)?;
         self.connection.finish(&mut operation).map(word_from_buffer)
     }
 }

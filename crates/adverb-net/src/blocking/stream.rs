@@ -9,9 +9,9 @@ use adverb_verbs::Result;
 use adverb_verbs::memory::PoolBuf;
 
 use super::Connection;
-#[allow(unused_imports, reason = "for links")]
-use crate::Options;
 use crate::driver::{Driver, StreamWrite};
+#[allow(unused_imports, reason = "for links")]
+use crate::options::Options;
 
 /// A byte stream over a connection, like a TCP stream.
 ///

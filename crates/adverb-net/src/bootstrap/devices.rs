@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use adverb_verbs::{Device, Error, Gid, GidType, Result, cm, internal};
 
 use super::device;
-use crate::Options;
+use crate::options::Options;
 use crate::protocol::handshake::Flaw;
 
 /// The devices that a listener serves. All of them are opened when the listener is bound, so that no peer can make the

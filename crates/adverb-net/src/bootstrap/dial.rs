@@ -6,18 +6,22 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use adverb_net_proto::SessionId;
 use adverb_verbs::internal::{Deadline, Watch};
 use adverb_verbs::{Error, Result};
 
-use super::{DialChannel, Handshake, dial_channels, no_address, not_watched};
-use crate::Options;
-use crate::driver::Established;
+use super::handshake::{FALLBACK_MTU, Handshake};
+use super::{DialChannel, dial_channels, fill_random};
+use crate::driver::{Established, LanePurpose};
+use crate::error::{no_address, not_watched};
+use crate::options::{Bootstrap, Options};
 
 /// An attempt to connect to one address, over each [`DialChannel`] in turn. No call blocks: [poll](Dial::poll) it when
 /// its descriptor is readable, and when the time [left](Dial::time_left) is over. Dropping it cancels the attempt.
 pub(crate) struct Dial {
     peer: SocketAddr,
     options: Options,
+    purpose: LanePurpose,
     deadline: Deadline,
     /// The channels that were not tried yet.
     channels: std::vec::IntoIter<DialChannel>,
@@ -29,16 +33,31 @@ pub(crate) struct Dial {
 }
 
 impl Dial {
-    /// Prepares an attempt, which begins with the first poll.
+    /// Prepares an attempt to establish a new connection. It begins with the first poll.
     ///
     /// # Errors
     ///
     /// Returns an error if the process has no file descriptors left, or the system provides no random numbers.
     pub(crate) fn new(peer: SocketAddr, options: &Options, deadline: Deadline) -> Result<Dial> {
+        let session = options.reconnect.map(|_| new_session()).transpose()?;
+        Dial::with_purpose(peer, options, LanePurpose::Connect(session), deadline)
+    }
+
+    /// Prepares an attempt to establish a lane. It begins with the first poll.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the process has no file descriptors left.
+    pub(crate) fn with_purpose(
+        peer: SocketAddr,
+        options: &Options,
+        purpose: LanePurpose,
+        deadline: Deadline,
+    ) -> Result<Dial> {
         let watch = Arc::new(Watch::new().map_err(not_watched)?);
-        let (options, channels) = dial_channels(peer, options)?;
+        let (options, channels) = dial_channels(peer, options);
         let channels = channels.into_iter();
-        Ok(Dial { peer, options, deadline, channels, handshake: None, failure: None, watch })
+        Ok(Dial { peer, options, purpose, deadline, channels, handshake: None, failure: None, watch })
     }
 
     /// Makes progress. Returns the connection once it is established.
@@ -59,12 +78,22 @@ impl Dial {
                         Err(error) => Err(error),
                     },
                     None => {
-                        let none = || no_address(io::Error::other("no address could be tried"));
+                        let none = || no_address(self.peer, io::Error::other("no address could be tried"));
                         return Err(self.failure.take().unwrap_or_else(none));
                     }
                 },
             };
             match polled {
+                Err(error) if self.must_dial_with_smaller_mtu() => {
+                    tracing::info!(peer = %self.peer, %error, mtu = FALLBACK_MTU.bytes(), "dialing again with a smaller path MTU");
+                    self.options.mtu = FALLBACK_MTU;
+                    if let LanePurpose::Connect(Some(session)) = &mut self.purpose {
+                        // The listener may have accepted the first dial, and knows its session.
+                        *session = new_session()?;
+                    }
+                    (self.handshake, self.failure) = (None, Some(error));
+                    self.channels = vec![DialChannel::Tcp].into_iter();
+                }
                 // The descriptors of the failed handshake are closed, so the watch no longer has them.
                 Err(error) if may_try_next_channel(&error) => {
                     (self.handshake, self.failure) = (None, Some(error));
@@ -74,12 +103,21 @@ impl Dial {
         }
     }
 
+    /// Whether the path may pass only shorter packets than those of the failed handshake. A connection manager
+    /// negotiates the MTU itself.
+    fn must_dial_with_smaller_mtu(&self) -> bool {
+        self.options.bootstrap != Bootstrap::ConnectionManager
+            && self.handshake.as_ref().is_some_and(Handshake::has_lost_long_hello)
+    }
+
     fn begin(&self, channel: DialChannel, now: Instant) -> Result<Handshake> {
-        let watch = Arc::clone(&self.watch);
+        let (purpose, watch) = (self.purpose.clone(), Arc::clone(&self.watch));
         match channel {
-            DialChannel::Tcp => Handshake::over_tcp(self.peer, &self.options, self.deadline, now, watch),
+            DialChannel::Tcp => {
+                Handshake::over_tcp(self.peer, &self.options, purpose, self.deadline, now, watch)
+            }
             DialChannel::ConnectionManager(from) => {
-                Handshake::by_manager(from, self.peer, &self.options, self.deadline, now, watch)
+                Handshake::by_manager(from, self.peer, &self.options, purpose, self.deadline, now, watch)
             }
         }
     }
@@ -96,11 +134,124 @@ impl AsFd for Dial {
     }
 }
 
+/// Returns the random ID of a new session.
+fn new_session() -> Result<SessionId> {
+    let mut id = SessionId::default();
+    fill_random(&mut id)?;
+    Ok(id)
+}
+
 /// Whether another channel may succeed after this error: not if the peer has answered, or time is up.
 fn may_try_next_channel(error: &Error) -> bool {
     match error {
         Error::HandshakeRejected { .. } => false,
         Error::Unreachable { error, .. } => error.kind() != io::ErrorKind::TimedOut,
         _ => true,
+    }
+}
+
+#[cfg(all(test, feature = "soft", not(loom)))]
+mod tests {
+    use super::*;
+    use crate::bootstrap::{Accepted, Listening};
+
+    const TIMEOUT: Duration = Duration::from_secs(60);
+
+    fn options() -> Options {
+        Options::new().connect_timeout(TIMEOUT).reconnect(TIMEOUT)
+    }
+
+    fn listen() -> Listening {
+        Listening::bind(&["127.0.0.1:0".parse().unwrap()], &options(), |_| None).unwrap()
+    }
+
+    fn accept(listening: &Listening) -> Option<Arc<crate::driver::Driver>> {
+        match listening.poll(&listening.accepting()).unwrap() {
+            Accepted::Connection(driver) => Some(driver),
+            Accepted::Wait(..) => None,
+        }
+    }
+
+    /// Polls a dial as if it were `now`, until the condition holds.
+    fn poll_until(dial: &mut Dial, now: Instant, mut condition: impl FnMut(&Dial) -> bool) {
+        let start = Instant::now();
+        while !condition(dial) {
+            assert!(dial.poll(now).unwrap().is_none());
+            assert!(start.elapsed() < TIMEOUT, "the dial makes no progress");
+            std::thread::yield_now();
+        }
+    }
+
+    /// Returns a dial whose hello has arrived at the listener's device, and the time when it began. The listener has
+    /// not handled the hello.
+    fn dial(listening: &Listening) -> (Dial, Instant) {
+        let now = Instant::now();
+        let mut dial = Dial::new(listening.address(), &options(), Deadline::after(now, TIMEOUT)).unwrap();
+        let is_awaiting = |dial: &Dial| dial.handshake.as_ref().is_some_and(Handshake::is_awaiting_hello);
+        poll_until(&mut dial, now, |dial| {
+            is_awaiting(dial) || {
+                assert!(accept(listening).is_none());
+                false
+            }
+        });
+        poll_until(&mut dial, now, |dial| dial.time_left(now) == TIMEOUT);
+        (dial, now)
+    }
+
+    #[test]
+    fn a_listener_that_has_the_hello_has_the_whole_time_to_answer() {
+        let listening = listen();
+        let (mut dial, now) = dial(&listening);
+        let late = now + TIMEOUT * 9 / 10;
+        let (mut connected, mut accepted) = (None, None);
+        while connected.is_none() || accepted.is_none() {
+            if connected.is_none() {
+                connected = dial.poll(late).unwrap();
+            }
+            accepted = accepted.or_else(|| accept(&listening));
+        }
+        assert_eq!(dial.options.mtu, Options::new().mtu);
+    }
+
+    #[test]
+    fn a_listener_that_has_the_hello_and_does_not_answer_is_not_dialed_again() {
+        let listening = listen();
+        let (mut dial, now) = dial(&listening);
+        let error = dial.poll(now + TIMEOUT).map(drop).unwrap_err().to_string();
+        assert!(error.contains("its program did not answer within 60s"), "{error}");
+        assert!(error.contains("calls `accept`") && !error.contains("firewall"), "{error}");
+        assert_eq!(dial.options.mtu, Options::new().mtu);
+    }
+
+    #[test]
+    fn a_listener_does_not_accept_a_connector_that_has_aborted() {
+        let listening = listen();
+        drop(dial(&listening));
+        let (mut second, now) = dial(&listening);
+        let (mut is_connected, mut accepted) = (false, Vec::new());
+        while !is_connected || accepted.is_empty() {
+            accepted.extend(accept(&listening));
+            is_connected = is_connected || second.poll(now).unwrap().is_some();
+        }
+        accepted.extend(accept(&listening));
+        assert_eq!(accepted.len(), 1);
+    }
+
+    #[test]
+    fn a_dial_with_a_smaller_mtu_begins_another_session() {
+        let listening = listen();
+        let (mut dial, now) = dial(&listening);
+        let session = |dial: &Dial| match dial.purpose {
+            LanePurpose::Connect(Some(id)) => id,
+            _ => panic!("the dial begins no session"),
+        };
+        let first = session(&dial);
+        // As if the listener's hello were lost.
+        listening.stop();
+        poll_until(&mut dial, now, |dial| dial.time_left(now) <= Duration::from_secs(2));
+        // No listener answers the second dial.
+        let _ = dial.poll(now + Duration::from_secs(3));
+        assert_eq!(dial.options.mtu, FALLBACK_MTU);
+        assert_ne!(session(&dial), first);
     }
 }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use adverb_verbs::{Gid, LinkLayer, QueuePair};
 
-use crate::Options;
+use crate::options::Options;
 use crate::protocol::handshake::Flaw;
 
 /// Checks that the GID in a peer's greeting belongs to the peer of the TCP connection, so that no peer can make this

@@ -7,16 +7,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use adverb_verbs::internal::{Deadline, Interest, Watch, start_connect};
-use adverb_verbs::{Device, Error, QueuePair, Result, Transport, cm, internal};
+use adverb_verbs::{Device, Endpoint, Error, PathMtu, QueuePair, Result, Transport, cm, internal};
 
 use super::devices::ServedDevices;
 use super::gid::check_gid;
 use super::greeting_stream::GreetingStream;
-use super::{device, explain, not_watched, refused, unreachable};
-use crate::Options;
-use crate::driver::{Established, HelloExchange, Lane, LaneParts};
+use super::{device, explain, fill_random, refused};
+use crate::driver::{Established, HelloExchange, Lane, LaneParts, LanePurpose};
+use crate::error::{not_watched, unreachable};
+use crate::key::Role;
+use crate::options::Options;
 use crate::protocol::handshake::{Flaw, Greeting, Side};
-use crate::protocol::proof::{Credentials, Ends, Role, Seal};
+use crate::protocol::proof::{Credentials, Ends, Seal};
 
 /// A handshake, on either side. No call blocks: [poll](Handshake::poll) it when its descriptor is readable, and when
 /// the time [left](Handshake::time_left) is over.
@@ -26,12 +28,18 @@ pub(crate) struct Handshake {
     phase: Phase,
     peer: SocketAddr,
     options: Options,
+    purpose: LanePurpose,
+    /// The end of the time that is left to connect.
+    end: Deadline,
+    /// The end of the current phase: [`end`](Handshake::end), or earlier, to leave time for a dial with a smaller MTU.
     deadline: Deadline,
     /// The time when the current phase began.
     since: Instant,
     /// The time of the next check whether the old lane of a resuming connection has drained, which no descriptor
     /// reports.
     retry_at: Option<Instant>,
+    /// Whether the handshake has failed because hellos of more than [`FALLBACK_MTU`] did not arrive.
+    has_lost_long_hello: bool,
     /// Readable when the handshake can make progress.
     watch: Arc<Watch>,
 }
@@ -39,6 +47,10 @@ pub(crate) struct Handshake {
 /// The maximum time to wait for the hello of a listener that has closed TCP: its device retransmits the hello for this
 /// long.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The path MTU with which a connector dials again if hellos of a larger one do not arrive. Packets with this payload
+/// have less than 1280 bytes, the minimum MTU of IPv6, and so fit every usual network.
+pub(super) const FALLBACK_MTU: PathMtu = PathMtu::Mtu1024;
 
 /// The interval in which a handshake checks whether the old lane of a resuming connection has drained.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -86,13 +98,14 @@ impl Handshake {
     pub(super) fn over_tcp(
         peer: SocketAddr,
         options: &Options,
+        purpose: LanePurpose,
         deadline: Deadline,
         now: Instant,
         watch: Arc<Watch>,
     ) -> Result<Handshake> {
         let stream = start_connect(peer).map_err(|error| unreachable(peer, error))?;
         watch.add_as(stream.as_fd(), Interest::Write, 0).map_err(not_watched)?;
-        Ok(Handshake::new(Phase::TcpConnecting(stream), peer, options, deadline, now, watch))
+        Ok(Handshake::new(Phase::TcpConnecting(stream), peer, options, purpose, deadline, now, watch))
     }
 
     /// Begins a connector's handshake by the connection manager.
@@ -100,6 +113,7 @@ impl Handshake {
         from: Option<IpAddr>,
         peer: SocketAddr,
         options: &Options,
+        purpose: LanePurpose,
         deadline: Deadline,
         now: Instant,
         watch: Arc<Watch>,
@@ -114,7 +128,7 @@ impl Handshake {
         let resolving = connector.begin_resolve(peer)?;
         watch.add(resolving.as_fd()).map_err(not_watched)?;
         let phase = Phase::ResolvingRoute(resolving, credentials);
-        Ok(Handshake::new(phase, peer, options, deadline, now, watch))
+        Ok(Handshake::new(phase, peer, options, purpose, deadline, now, watch))
     }
 
     /// Begins a listener's handshake with a peer that has connected over TCP.
@@ -123,6 +137,7 @@ impl Handshake {
         peer: SocketAddr,
         devices: Arc<ServedDevices>,
         options: &Options,
+        purpose: LanePurpose,
         now: Instant,
     ) -> Result<Handshake> {
         let watch = Watch::new().map_err(not_watched)?;
@@ -130,7 +145,7 @@ impl Handshake {
         watch.add(stream.as_fd()).map_err(not_watched)?;
         let phase = Phase::AwaitingGreeting(stream, devices);
         let deadline = Deadline::after(now, options.connect_timeout);
-        Ok(Handshake::new(phase, peer, options, deadline, now, Arc::new(watch)))
+        Ok(Handshake::new(phase, peer, options, purpose, deadline, now, Arc::new(watch)))
     }
 
     /// Begins a listener's handshake with a peer that has sent a request by the connection manager.
@@ -138,6 +153,7 @@ impl Handshake {
         request: cm::ConnectRequest,
         devices: &ServedDevices,
         options: &Options,
+        purpose: LanePurpose,
         now: Instant,
     ) -> Result<Handshake> {
         let watch = Watch::new().map_err(not_watched)?;
@@ -154,7 +170,7 @@ impl Handshake {
             Ok((device, (credentials, connector_side))) => {
                 let phase = accept(request, device, credentials, connector_side, options, &watch)?;
                 let deadline = Deadline::after(now, options.connect_timeout);
-                Ok(Handshake::new(phase, peer, options, deadline, now, Arc::new(watch)))
+                Ok(Handshake::new(phase, peer, options, purpose, deadline, now, Arc::new(watch)))
             }
             Err(error) => {
                 // The rejection is lost if the peer has aborted meanwhile.
@@ -168,11 +184,23 @@ impl Handshake {
         phase: Phase,
         peer: SocketAddr,
         options: &Options,
+        purpose: LanePurpose,
         deadline: Deadline,
         since: Instant,
         watch: Arc<Watch>,
     ) -> Handshake {
-        Handshake { phase, peer, options: options.clone(), deadline, since, retry_at: None, watch }
+        Handshake {
+            phase,
+            peer,
+            options: options.clone(),
+            purpose,
+            end: deadline,
+            deadline,
+            since,
+            retry_at: None,
+            has_lost_long_hello: false,
+            watch,
+        }
     }
 
     pub(super) fn peer(&self) -> SocketAddr {
@@ -230,9 +258,8 @@ impl Handshake {
                 let local = stream.local_ip().map_err(unreachable)?;
                 let credentials = credentials(&self.options)?;
                 let (parts, queue_pair) = parts(&device(local, &self.options)?, local, peer, &self.options)?;
-                stream
-                    .send(&credentials.connector_greeting(Some(queue_pair.endpoint())))
-                    .map_err(unreachable)?;
+                let endpoint = endpoint(&queue_pair, &self.options);
+                stream.send(&credentials.connector_greeting(Some(endpoint))).map_err(unreachable)?;
                 self.next(Phase::AwaitingAnswer(stream, Box::new((parts, queue_pair, credentials))), now)
             }
             Phase::AwaitingGreeting(mut stream, devices) => {
@@ -255,10 +282,11 @@ impl Handshake {
                 let listener = answer.endpoint.ok_or_else(|| refused(peer, &Flaw::Malformed))?;
                 let checked = check_gid(listener.gid, peer.ip(), &queue_pair, &self.options);
                 checked.map_err(|flaw| refused(peer, &flaw))?;
-                let ends = Ends { connector: queue_pair.endpoint(), listener };
+                let ends = Ends { connector: endpoint(&queue_pair, &self.options), listener };
                 let seal = credentials.verify_answer(&answer, &ends).map_err(|flaw| refused(peer, &flaw))?;
-                queue_pair.connect_with(&listener, &LaneParts::connect_options())?;
-                let exchange = HelloExchange::connector(Lane::new(parts, queue_pair, None, seal))?;
+                let listener = connect(&queue_pair, listener, &self.options)?;
+                let lane = Lane::new(parts, queue_pair, Some(listener), None, seal);
+                let exchange = HelloExchange::begin(lane, &self.purpose)?;
                 self.connected(exchange, Channel::Tcp(stream), now)
             }
             Phase::ResolvingRoute(mut resolving, credentials) => {
@@ -286,17 +314,17 @@ impl Handshake {
                 };
                 let ends = Ends::by_manager(queue_pair.endpoint(), listener);
                 let seal = credentials.verify_answer(&answer, &ends).map_err(|flaw| refused(peer, &flaw))?;
-                let lane = Lane::new(parts, queue_pair, Some(cm_handle), seal);
-                self.connected(HelloExchange::connector(lane)?, Channel::Cm, now)
+                let lane = Lane::new(parts, queue_pair, Some(listener), Some(cm_handle), seal);
+                self.connected(HelloExchange::begin(lane, &self.purpose)?, Channel::Cm, now)
             }
             Phase::CmAccepting(mut connecting, prepared) => {
                 let Some(connection) = connecting.poll()? else {
                     return self.wait(Phase::CmAccepting(connecting, prepared));
                 };
-                let ((parts, seal), (queue_pair, cm_handle, ..)) =
+                let ((parts, seal), (queue_pair, cm_handle, connector, _)) =
                     (*prepared, internal::into_parts(connection));
-                let lane = Lane::new(parts, queue_pair, Some(cm_handle), seal);
-                self.connected(HelloExchange::listener(lane), Channel::Cm, now)
+                let lane = Lane::new(parts, queue_pair, connector, Some(cm_handle), seal);
+                self.connected(HelloExchange::begin(lane, &self.purpose)?, Channel::Cm, now)
             }
             Phase::AwaitingHello(exchange, channel) => self.await_hello(exchange, channel, now),
             Phase::Finished => Err(self.aborted_by_peer()),
@@ -311,8 +339,22 @@ impl Handshake {
         now: Instant,
     ) -> Result<Progress> {
         self.retry_at = None;
-        if let Some(established) = exchange.poll()? {
-            return Ok(Progress::Done(established));
+        // The connector keeps TCP open until this side's hello has arrived. A connector that has aborted may have sent
+        // its hello before.
+        if let Channel::Tcp(stream) = &channel
+            && exchange.is_awaiting_connector()
+            && stream.has_ended()
+        {
+            return Err(self.aborted_by_peer());
+        }
+        match exchange.poll() {
+            Ok(None) => {}
+            Ok(Some(established)) => return Ok(Progress::Done(established)),
+            Err(_) if exchange.is_unacknowledged() => return Err(self.lost_hello(&exchange, &channel)),
+            Err(error) => return Err(error),
+        }
+        if is_unanswered(&exchange, &channel) {
+            self.deadline = self.end;
         }
         let has_ended = match &channel {
             Channel::Tcp(stream) => stream.has_ended(),
@@ -322,9 +364,8 @@ impl Handshake {
         match channel {
             // A listener closes TCP as soon as it has sent its hello, which takes another path, and may arrive later.
             Channel::Tcp(_) if has_ended && exchange.role() == Role::Connector => {
-                if self.deadline.left_at(now) > HELLO_TIMEOUT {
-                    self.deadline = Deadline::after(now, HELLO_TIMEOUT);
-                }
+                let timeout = self.hello_timeout(&exchange, now);
+                self.deadline = Deadline::after(now, timeout.min(HELLO_TIMEOUT));
                 self.next(Phase::AwaitingHello(exchange, Channel::ClosedByListener), now)
             }
             _ if has_ended => Err(self.aborted_by_peer()),
@@ -351,21 +392,33 @@ impl Handshake {
         let (parts, queue_pair) = parts(device, local, peer, &self.options)?;
         let checked = check_gid(connector.gid, peer.ip(), &queue_pair, &self.options);
         checked.map_err(|flaw| refused(peer, &flaw))?;
-        let listener = queue_pair.endpoint();
+        let listener = endpoint(&queue_pair, &self.options);
         let answered =
             credentials.listener_greeting(&connector_side, Some(listener), &Ends { connector, listener });
         let (answer, seal) = answered.map_err(|flaw| refused(peer, &flaw))?;
-        queue_pair.connect_with(&connector, &LaneParts::connect_options())?;
+        let connector = connect(&queue_pair, connector, &self.options)?;
         stream.send(&answer).map_err(unreachable)?;
-        Ok(HelloExchange::listener(Lane::new(parts, queue_pair, None, seal)))
+        HelloExchange::begin(Lane::new(parts, queue_pair, Some(connector), None, seal), &self.purpose)
     }
 
     /// Continues with connected queue pairs.
     fn connected(&mut self, exchange: HelloExchange, channel: Channel, now: Instant) -> Result<Progress> {
-        if let Some(events) = exchange.lane().completions.event_fd() {
+        if has_long_hello(&exchange) {
+            self.deadline = Deadline::after(now, self.hello_timeout(&exchange, now));
+        }
+        if let Some(events) = exchange.lane().event_fd() {
             self.watch.add(events).map_err(not_watched)?;
         }
         self.next(Phase::AwaitingHello(Box::new(exchange), channel), now)
+    }
+
+    /// Returns the maximum time to wait for a hello, which may be lost if it is long.
+    fn hello_timeout(&self, exchange: &HelloExchange, now: Instant) -> Duration {
+        match self.end.left_at(now) {
+            // The other half is for a dial with a smaller MTU.
+            left if left < Duration::MAX && has_long_hello(exchange) => left / 2,
+            left => left,
+        }
     }
 
     fn wait(&mut self, phase: Phase) -> Result<Progress> {
@@ -378,12 +431,81 @@ impl Handshake {
         Ok(Progress::Next)
     }
 
-    fn timed_out(&self) -> Error {
-        if let Phase::AwaitingHello(_, Channel::ClosedByListener) = self.phase {
-            return self.aborted_by_peer();
+    fn timed_out(&mut self) -> Error {
+        match std::mem::replace(&mut self.phase, Phase::Finished) {
+            Phase::AwaitingHello(exchange, channel) => return self.lost_hello(&exchange, &channel),
+            phase => self.phase = phase,
         }
-        let message = format!("no answer within {:?}", self.deadline.timeout);
+        let timeout = self.deadline.timeout;
+        let message = match &self.phase {
+            Phase::AwaitingAnswer(..) | Phase::AwaitingGreeting(..) => {
+                format!("the peer accepted TCP, but sent no greeting within {timeout:?}")
+            }
+            _ => format!("no answer within {timeout:?}"),
+        };
         self.unfinished(io::Error::new(io::ErrorKind::TimedOut, message))
+    }
+
+    /// Whether the handshake has failed because hellos of more than [`FALLBACK_MTU`] did not arrive.
+    pub(super) fn has_lost_long_hello(&self) -> bool {
+        self.has_lost_long_hello
+    }
+
+    #[cfg(all(test, feature = "soft", not(loom)))]
+    pub(super) fn is_awaiting_hello(&self) -> bool {
+        matches!(self.phase, Phase::AwaitingHello(..))
+    }
+
+    /// Returns the error of a handshake whose hellos did not arrive in time.
+    fn lost_hello(&mut self, exchange: &HelloExchange, channel: &Channel) -> Error {
+        if is_unanswered(exchange, channel) {
+            return self.unanswered();
+        }
+        self.has_lost_long_hello = has_long_hello(exchange);
+        let lane = exchange.lane();
+        let works = if matches!(channel, Channel::Cm) { "" } else { "TCP works, but " };
+        let packets = match (exchange.role(), lane.udp_addrs()) {
+            (_, Some((_, from))) if matches!(channel, Channel::ClosedByListener) => format!(
+                "the listener's first RoCE packet to {from} (UDP) did not arrive in time, or the listener has aborted"
+            ),
+            (Role::Connector, Some((to, from))) => {
+                format!(
+                    "RoCE packets to {to} (UDP), or their acknowledgements to {from}, did not arrive in time"
+                )
+            }
+            (Role::Listener, Some((_, from))) => format!("no RoCE packet arrived at {from} (UDP) in time"),
+            (_, None) => "RoCE packets did not arrive in time".to_owned(),
+        };
+        let hint = match lane.is_software() {
+            true => {
+                "let the firewalls of both hosts and of the network pass UDP port 4791 in both directions; `adverb doctor` \
+                 finds a rule of this host"
+            }
+            false => {
+                "check the path between the two RDMA devices and the state of the peer's device; an RDMA device's \
+                 packets bypass the firewall of its host"
+            }
+        };
+        Error::Unreachable {
+            peer: self.peer,
+            stage: "exchanging the first packets over RDMA",
+            error: io::Error::new(io::ErrorKind::TimedOut, format!("{works}{packets}")),
+            hint: hint.into(),
+        }
+    }
+
+    /// Returns the error of a handshake whose listener has this side's hello, and does not answer.
+    fn unanswered(&self) -> Error {
+        let timeout = self.end.timeout;
+        let message = format!(
+            "the listener's device has this side's hello, but its program did not answer within {timeout:?}"
+        );
+        Error::Unreachable {
+            peer: self.peer,
+            stage: "waiting for the listener's hello",
+            error: io::Error::new(io::ErrorKind::TimedOut, message),
+            hint: "check that the listener's program calls `accept` in time, or raise `Options::connect_timeout`".into(),
+        }
     }
 
     fn aborted_by_peer(&self) -> Error {
@@ -392,9 +514,14 @@ impl Handshake {
 
     fn unfinished(&self, error: io::Error) -> Error {
         let (stage, hint) = match (&self.phase, &self.options.key) {
-            (Phase::TcpConnecting(_) | Phase::AwaitingGreeting(..) | Phase::AwaitingAnswer(..), _) => {
-                return unreachable(self.peer, error);
+            (Phase::TcpConnecting(_), _) => return unreachable(self.peer, error),
+            (Phase::AwaitingGreeting(..), _) => {
+                ("waiting for the connector's greeting", "check which program connects to this port")
             }
+            (Phase::AwaitingAnswer(..), _) => (
+                "waiting for the listener's greeting",
+                "check that the program at this port is an Adverb listener, and that it calls `accept`",
+            ),
             (Phase::ResolvingRoute(..) | Phase::CmConnecting(..) | Phase::CmAccepting(..), _) => (
                 "connecting by the connection manager",
                 "check that a listener has this address and port, and that the network passes UDP port 4791",
@@ -402,10 +529,9 @@ impl Handshake {
             (Phase::AwaitingHello(..) | Phase::Finished, Some(_)) => {
                 ("waiting for the peer's hello", "check that both sides have the same `Options::key`")
             }
-            (Phase::AwaitingHello(..) | Phase::Finished, None) => (
-                "waiting for the peer's hello",
-                "check that the network passes RoCEv2 (UDP port 4791) in both directions",
-            ),
+            (Phase::AwaitingHello(..) | Phase::Finished, None) => {
+                ("waiting for the peer's hello", "the peer's error or log has the cause")
+            }
         };
         Error::Unreachable { peer: self.peer, stage, error, hint: hint.into() }
     }
@@ -455,6 +581,32 @@ fn accept(
     Ok(Phase::CmAccepting(connecting, Box::new((parts, seal))))
 }
 
+/// Returns the endpoint of a queue pair, with the MTU that the options permit.
+fn endpoint(queue_pair: &QueuePair, options: &Options) -> Endpoint {
+    let mut endpoint = queue_pair.endpoint();
+    endpoint.mtu = endpoint.mtu.min(options.mtu.bytes());
+    endpoint
+}
+
+/// Connects a queue pair to the peer's. Returns the peer's endpoint with the path MTU of the connection.
+fn connect(queue_pair: &QueuePair, mut peer: Endpoint, options: &Options) -> Result<Endpoint> {
+    let own = endpoint(queue_pair, options);
+    let mtu = peer.common_mtu(PathMtu::at_most(own.mtu.into()).unwrap_or(PathMtu::Mtu256));
+    queue_pair.connect_with(&peer, &LaneParts::connect_options().mtu(mtu))?;
+    peer.mtu = mtu.bytes();
+    Ok(peer)
+}
+
+/// Whether the listener's device has this side's hello, and the listener has neither answered nor closed TCP.
+fn is_unanswered(exchange: &HelloExchange, channel: &Channel) -> bool {
+    exchange.is_acknowledged() && !matches!(channel, Channel::ClosedByListener)
+}
+
+/// Whether this side dials, and its hello is longer than [`FALLBACK_MTU`].
+fn has_long_hello(exchange: &HelloExchange) -> bool {
+    exchange.role() == Role::Connector && exchange.lane().mtu() > FALLBACK_MTU.bytes()
+}
+
 /// Returns the side that a greeting describes, unless it is a refusal.
 fn side(peer: SocketAddr, greeting: Result<Greeting, Flaw>) -> Result<Side> {
     match greeting {
@@ -479,8 +631,7 @@ fn check_connector(
 fn credentials(options: &Options) -> Result<Credentials> {
     let mut nonce = [0; 32];
     if options.key.is_some() {
-        let failed = |error| super::verb_error("reading random bytes", io::Error::other(error), "");
-        getrandom::fill(&mut nonce).map_err(failed)?;
+        fill_random(&mut nonce)?;
     }
     Ok(Credentials::new(options.key.as_ref(), nonce))
 }

@@ -13,17 +13,22 @@ use adverb_verbs::{Error, Result, cm, internal};
 use parking_lot::Mutex;
 
 use super::devices::ServedDevices;
+use super::handshake::Handshake;
 use super::log::FailureLog;
-use super::{Handshake, not_bound, not_watched, verb_error};
-use crate::driver::{Driver, Established, LaneParts};
-use crate::{Bootstrap, Options};
+use super::sources::Sources;
+use crate::driver::{Driver, Established, FindSession, LaneParts, LanePurpose};
+use crate::error::{DESCRIPTORS_HINT, not_bound, not_watched, verb_error};
+use crate::options::{Bootstrap, Options};
 
 /// The state that a listener of either API shares with the redialer. It can be stopped and started again.
 pub(crate) struct Listening {
     address: SocketAddr,
     options: Options,
+    find: FindSession,
     devices: Arc<ServedDevices>,
     acceptor: Mutex<Option<Acceptor>>,
+    /// The connections that were accepted. They count after the listener was stopped and started, too.
+    sources: Mutex<Sources<Driver>>,
     /// The number of calls that wait for a connection.
     accepting: AtomicUsize,
 }
@@ -67,6 +72,7 @@ impl AsFd for AcceptFd {
 
 /// The sockets of a listener, and the pending handshakes. Handshakes do not delay each other.
 struct Acceptor {
+    find: FindSession,
     devices: Arc<ServedDevices>,
     tcp: Option<TcpListener>,
     manager: Option<cm::Listener>,
@@ -95,27 +101,29 @@ const MAX_SILENCE: Duration = Duration::from_secs(1);
 const PORT_ATTEMPTS: usize = 16;
 
 impl Listening {
-    /// Listens at the first of the addresses that is available.
-    pub(crate) fn bind(addresses: &[SocketAddr], options: &Options) -> Result<Listening> {
+    /// Listens at the first of the addresses that is available. `find` returns the connection of a peer that reconnects.
+    pub(crate) fn bind(addresses: &[SocketAddr], options: &Options, find: FindSession) -> Result<Listening> {
         let mut failure = None;
         for address in addresses {
-            match Listening::at(*address, options) {
+            match Listening::at(*address, options, find) {
                 Ok(listening) => return Ok(listening),
                 Err(error) => failure = Some(error),
             }
         }
-        Err(failure.unwrap_or_else(|| not_bound(io::Error::other("the host name has no address"))))
+        Err(failure
+            .unwrap_or_else(|| not_bound("this host name", io::Error::other("the host name has no address"))))
     }
 
-    fn at(address: SocketAddr, options: &Options) -> Result<Listening> {
+    fn at(address: SocketAddr, options: &Options, find: FindSession) -> Result<Listening> {
         let options = options.clone();
         let devices = Arc::new(ServedDevices::open(address.ip(), &options)?);
         let mut attempt = 0;
         loop {
-            match Acceptor::open(address, &options, &devices) {
+            match Acceptor::open(address, &options, find, &devices) {
                 Ok((acceptor, address)) => {
                     let (acceptor, accepting) = (Mutex::new(Some(acceptor)), AtomicUsize::new(0));
-                    return Ok(Listening { address, options, devices, acceptor, accepting });
+                    let sources = Mutex::new(Sources::new());
+                    return Ok(Listening { address, options, find, devices, acceptor, sources, accepting });
                 }
                 Err(error) if address.port() != 0 || attempt == PORT_ATTEMPTS || !is_in_use(&error) => {
                     return Err(error);
@@ -146,7 +154,7 @@ impl Listening {
             if self.accepting.load(Ordering::Relaxed) > 0 || acceptor.connected.len() >= MAX_PENDING {
                 return ServeResult::Skipped;
             }
-            match acceptor.poll(&self.options, now) {
+            match acceptor.poll(&self.options, &self.sources, now) {
                 Ok(Some(driver)) => acceptor.connected.push_back(driver),
                 Ok(None) => {
                     return ServeResult::Wait(Arc::clone(&acceptor.accept_fd), acceptor.time_left(now));
@@ -172,7 +180,9 @@ impl Listening {
             return Err(verb_error("accepting a connection", error, "call `start` to listen again"));
         };
         let connected = acceptor.connected.pop_front();
-        match connected.map_or_else(|| acceptor.poll(&self.options, now), |driver| Ok(Some(driver)))? {
+        match connected
+            .map_or_else(|| acceptor.poll(&self.options, &self.sources, now), |driver| Ok(Some(driver)))?
+        {
             Some(driver) => Ok(Accepted::Connection(driver)),
             None => Ok(Accepted::Wait(Arc::clone(&acceptor.accept_fd), acceptor.time_left(now))),
         }
@@ -186,7 +196,7 @@ impl Listening {
     pub(crate) fn start(&self) -> Result<()> {
         let mut acceptor = self.acceptor.lock();
         if acceptor.is_none() {
-            *acceptor = Some(Acceptor::open(self.address, &self.options, &self.devices)?.0);
+            *acceptor = Some(Acceptor::open(self.address, &self.options, self.find, &self.devices)?.0);
         }
         Ok(())
     }
@@ -204,6 +214,7 @@ impl Acceptor {
     fn open(
         address: SocketAddr,
         options: &Options,
+        find: FindSession,
         devices: &Arc<ServedDevices>,
     ) -> Result<(Acceptor, SocketAddr)> {
         let (watch, (reader, writer)) =
@@ -211,6 +222,7 @@ impl Acceptor {
         let (tcp, address) = match options.bootstrap {
             Bootstrap::ConnectionManager => (None, address),
             Bootstrap::Auto | Bootstrap::Tcp => {
+                let not_bound = |error| not_bound(address, error);
                 let tcp = TcpListener::bind(address).map_err(not_bound)?;
                 tcp.set_nonblocking(true).map_err(not_bound)?;
                 let address = tcp.local_addr().map_err(not_bound)?;
@@ -234,6 +246,7 @@ impl Acceptor {
             .map_or(address, |manager| SocketAddr::new(address.ip(), manager.local_addr().port()));
         watch.add(reader.as_fd()).map_err(not_watched)?;
         let mut acceptor = Acceptor {
+            find,
             devices: Arc::clone(devices),
             tcp,
             manager,
@@ -268,7 +281,12 @@ impl Acceptor {
 
     /// Accepts peers, and polls the handshakes that can make progress. Returns a new connection, if one is established.
     /// A handshake that resumes a session has passed its lane to the broken connection.
-    fn poll(&mut self, options: &Options, now: Instant) -> Result<Option<Arc<Driver>>> {
+    fn poll(
+        &mut self,
+        options: &Options,
+        sources: &Mutex<Sources<Driver>>,
+        now: Instant,
+    ) -> Result<Option<Arc<Driver>>> {
         self.log.flush();
         let has_shortage = self.accept_peers(options, now)?;
         let is_full = has_shortage || self.pending.len() >= MAX_PENDING;
@@ -286,11 +304,14 @@ impl Acceptor {
             match polled {
                 Ok(None) => {}
                 Ok(Some(established)) => {
+                    let peer = handshake.peer();
                     self.pending.remove(&token);
                     self.set_accept_interest(true)?;
-                    if let Established::New(driver) = established {
+                    let Established::New(driver) = established else { continue };
+                    if sources.lock().add(peer.ip(), &driver, options) {
                         return Ok(Some(driver));
                     }
+                    self.log.record(peer, &too_many_connections());
                 }
                 Err(error) => {
                     self.log.record(handshake.peer(), &error);
@@ -349,20 +370,21 @@ impl Acceptor {
         if let Some(tcp) = &self.tcp {
             match tcp.accept() {
                 Ok((stream, peer)) => {
-                    let devices = Arc::clone(&self.devices);
-                    return Ok(Some((peer, Handshake::with_stream(stream, peer, devices, options, now))));
+                    let (devices, purpose) = (Arc::clone(&self.devices), LanePurpose::Accept(self.find));
+                    let handshake = Handshake::with_stream(stream, peer, devices, options, purpose, now);
+                    return Ok(Some((peer, handshake)));
                 }
                 Err(error) if is_caused_by_peer(&error) => {}
                 Err(error) => {
-                    let hint = "raise the limit of open files (`ulimit -n`)";
-                    return Err(verb_error("accepting a connection", error, hint));
+                    return Err(verb_error("accepting a connection", error, DESCRIPTORS_HINT));
                 }
             }
         }
         let Some(manager) = &self.manager else { return Ok(None) };
         let Some(request) = manager.try_accept()? else { return Ok(None) };
         let peer = request.path().peer_addr();
-        Ok(Some((peer, Handshake::with_request(request, &self.devices, options, now))))
+        let purpose = LanePurpose::Accept(self.find);
+        Ok(Some((peer, Handshake::with_request(request, &self.devices, options, purpose, now))))
     }
 
     /// Returns the time until the next deadline: of a pending handshake, or of the log.
@@ -377,6 +399,15 @@ impl Acceptor {
         let left = |pending: &Handshake| pending.time_left(now).min(silence_left(pending));
         self.pending.values().map(left).min().unwrap_or(Duration::MAX).min(self.log.time_left())
     }
+}
+
+/// Returns the error of a connection that is ended because its source has too many of them.
+fn too_many_connections() -> Error {
+    verb_error(
+        "accepting a connection",
+        io::Error::other("this source has as many connections as the listener permits"),
+        "raise `Options::max_connections_per_source`, or use a key",
+    )
 }
 
 /// Whether no peer has connected, or the peer has aborted: Linux reports errors of a new connection to `accept`.

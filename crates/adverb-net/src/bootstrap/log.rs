@@ -7,8 +7,8 @@ use adverb_verbs::Error;
 
 /// The maximum number of log lines about single peers per [`PERIOD`]. Further peers are counted, and the count is
 /// logged when the period is over.
-pub(super) const MAX_LINES: u32 = 8;
-pub(super) const PERIOD: Duration = Duration::from_secs(1);
+const MAX_LINES: u32 = 8;
+const PERIOD: Duration = Duration::from_secs(1);
 
 /// The log of peers whose handshakes failed: at most [`MAX_LINES`] lines and a count per [`PERIOD`].
 #[derive(Debug)]

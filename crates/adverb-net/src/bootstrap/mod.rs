@@ -1,8 +1,8 @@
 //! Establishing connections: state machines that threads, tasks and the redialer drive alike.
 //!
 //! A [`Dial`] is a connector's attempt to reach one address. A [`Listening`] accepts connections. Both run
-//! [`Handshake`]s, over TCP or the connection manager. None of them blocks: each has one descriptor, and a time after
-//! which it must be polled.
+//! [handshakes](handshake::Handshake), over TCP or the connection manager. None of them blocks: each has one descriptor,
+//! and a time after which it must be polled.
 
 mod devices;
 mod dial;
@@ -11,20 +11,21 @@ mod greeting_stream;
 mod handshake;
 mod listening;
 mod log;
+mod sources;
 
 pub(super) use dial::Dial;
 #[cfg(fuzzing)]
 pub(super) use gid::belongs_to;
-use handshake::Handshake;
 pub(super) use listening::{AcceptFd, Accepted, Listening, ServeResult};
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
-use adverb_verbs::{Device, Error, Result};
+use adverb_verbs::{Device, Error, PathMtu, Result};
 
-use super::protocol::handshake::{Flaw, VERSION};
-use super::{Bootstrap, Options, session};
+use crate::error::verb_error;
+use crate::options::{Bootstrap, Options};
+use crate::protocol::handshake::{Flaw, VERSION};
 
 /// A channel over which a connector reaches a listener.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,13 +35,10 @@ enum DialChannel {
     ConnectionManager(Option<IpAddr>),
 }
 
-/// Returns the channels to a peer, the preferred one first, and the options for them: with a session if the connection
-/// reconnects, and with the device of the route if there is one.
-fn dial_channels(peer: SocketAddr, options: &Options) -> Result<(Options, Vec<DialChannel>)> {
+/// Returns the channels to a peer, the preferred one first, and the options for them: with the device of the route if
+/// there is one.
+fn dial_channels(peer: SocketAddr, options: &Options) -> (Options, Vec<DialChannel>) {
     let mut options = options.clone();
-    if options.reconnect.is_some() && options.session.is_none() {
-        options.session = Some(session::begin()?);
-    }
     let local = route(peer.ip());
     if options.bootstrap == Bootstrap::Auto && options.device.is_none() {
         // The device is opened once for all channels. A channel that needs a device reports that there is none.
@@ -54,12 +52,13 @@ fn dial_channels(peer: SocketAddr, options: &Options) -> Result<(Options, Vec<Di
     let channels = match options.bootstrap {
         Bootstrap::Tcp => vec![DialChannel::Tcp],
         Bootstrap::ConnectionManager => vec![DialChannel::ConnectionManager(from)],
-        Bootstrap::Auto if is_hardware && from.is_some() => {
+        // A connection manager negotiates the MTU itself.
+        Bootstrap::Auto if is_hardware && from.is_some() && options.mtu == PathMtu::Mtu4096 => {
             vec![DialChannel::ConnectionManager(from), DialChannel::Tcp]
         }
         Bootstrap::Auto => vec![DialChannel::Tcp],
     };
-    Ok((options, channels))
+    (options, channels)
 }
 
 /// Returns the device for connections from this local address.
@@ -113,47 +112,36 @@ pub(super) fn explain(flaw: &Flaw) -> String {
     }
 }
 
+/// Fills a nonce or the ID of a session with random bytes.
+fn fill_random(bytes: &mut [u8]) -> Result<()> {
+    let failed = |error| verb_error("reading random bytes", io::Error::other(error), "");
+    getrandom::fill(bytes).map_err(failed)
+}
+
 /// Returns the error of a handshake that this side refuses.
 fn refused(peer: SocketAddr, flaw: &Flaw) -> Error {
     Error::HandshakeRejected { peer, reason: explain(flaw) }
 }
 
-pub(super) fn unreachable(peer: SocketAddr, error: io::Error) -> Error {
-    Error::Unreachable {
-        peer,
-        stage: "connecting over TCP",
-        error,
-        hint: "check that a listener has this address and port".into(),
-    }
-}
-
-pub(super) fn no_address(error: io::Error) -> Error {
-    verb_error("resolving the peer's address", error, "use a host and a port, such as 192.0.2.7:7471")
-}
-
-pub(super) fn not_bound(error: io::Error) -> Error {
-    verb_error("listening", error, "use an address of this machine and a free port, such as 127.0.0.1:7471")
-}
-
-pub(super) fn not_watched(error: io::Error) -> Error {
-    verb_error("waiting for a peer", error, "raise the limit of open files (`ulimit -n`)")
-}
-
-pub(super) fn verb_error(action: &str, error: io::Error, hint: &'static str) -> Error {
-    Error::Verb { action: action.to_owned(), error, hint: hint.into() }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::protocol::handshake::MAX_REASON_LEN;
+    use adverb_net_proto::EndReason;
     use adverb_verbs::Gid;
 
+    use super::*;
+    use crate::protocol::handshake::MAX_REASON_LEN;
+
     #[test]
-    fn reasons_with_addresses_fit_a_refusal() {
+    fn reasons_fit_a_refusal() {
         let longest = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff);
-        for flaw in [Flaw::AddressNotServed(longest.into()), Flaw::ForeignGid(Gid::new(longest.octets()))] {
-            let reason = explain(&flaw);
+        let long = [
+            Flaw::Version(u16::MAX),
+            Flaw::ConnectorHasNoKey,
+            Flaw::ListenerHasNoKey,
+            Flaw::AddressNotServed(longest.into()),
+            Flaw::ForeignGid(Gid::new(longest.octets())),
+        ];
+        for reason in long.iter().map(explain).chain([EndReason::SessionUnknown.to_string()]) {
             assert!(reason.len() <= MAX_REASON_LEN, "{} bytes: {reason}", reason.len());
         }
     }

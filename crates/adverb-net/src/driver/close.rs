@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use adverb_net_proto::EndReason;
-use adverb_verbs::{Error, Result};
+use adverb_verbs::Result;
 
 use super::{Core, Driver};
 
@@ -73,7 +73,7 @@ impl Driver {
     /// Begins a graceful close.
     pub(crate) fn begin_close(&self) {
         let mut core = self.lock();
-        core.now = self.time();
+        self.update_time(&mut core);
         let now = core.now;
         core.connection.close(now);
         self.advance(&mut core);
@@ -85,10 +85,10 @@ impl Driver {
             None => Ok(None),
             Some(EndReason::Closed) => Ok(Some(())),
             Some(EndReason::PeerClosed) if !core.connection.has_undelivered() => Ok(Some(())),
-            Some(EndReason::CloseTimedOut) => Err(Error::Timeout {
-                timeout: self.options.connect_timeout,
-                action: "waiting for the peer to receive all messages",
-            }),
+            Some(EndReason::CloseTimedOut) => {
+                let waiting = "waiting for the peer to receive all messages";
+                Err(self.timed_out(self.options.connect_timeout, waiting))
+            }
             Some(reason) => Err(self.ended(core, reason)),
         }
     }

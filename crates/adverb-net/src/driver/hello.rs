@@ -1,17 +1,15 @@
 //! The exchange of hellos over a new lane, until a connection is established or resumed.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use adverb_net_proto::{Connection, EndReason, Hello, PhaseKind, SessionHello, Tag};
-use adverb_verbs::{ArmFor, Error, Result};
+use adverb_net_proto::{Connection, EndReason, Hello, PhaseKind, SessionHello, SessionId, Tag};
+use adverb_verbs::{ArmFor, Error, Result, Status};
 
 use super::lane::HELLO_RECV;
 use super::progress::{open_hello, post_hello};
 use super::{Core, Driver, Lane, lane};
-use crate::key::Key;
-use crate::protocol::proof::Role;
-use crate::session::{self, SessionRequest};
+use crate::key::{Key, Role};
 use crate::wait::{Block, CallerKind, WaitingCaller};
 
 /// The exchange of hellos over a connected lane. No call blocks.
@@ -25,9 +23,26 @@ pub(crate) struct HelloExchange {
     is_following: bool,
 }
 
+/// The connection for which a lane is established.
+#[derive(Clone)]
+pub(crate) enum LanePurpose {
+    /// A new connection of a connector, which can resume if it has a session.
+    Connect(Option<SessionId>),
+    /// The connection of a connector that has no lane.
+    Resume(Weak<Driver>),
+    /// The connection of a listener with the session that the connector's hello requests, or a new one.
+    Accept(FindSession),
+    /// No connection: the connector requests a session to which it does not belong.
+    #[cfg(all(test, feature = "soft", not(loom)))]
+    Forge(SessionId),
+}
+
+/// Returns the accepted connection with a session, if it exists.
+pub(crate) type FindSession = fn(&SessionId) -> Option<Arc<Driver>>;
+
 enum State {
     /// The listener has not received the connector's hello.
-    AwaitingConnector,
+    AwaitingConnector(FindSession),
     /// The listener's answer to a connector with an unknown session is in flight.
     Rejecting,
     /// The driver exchanges the hellos.
@@ -48,44 +63,34 @@ pub(crate) enum Established {
 }
 
 impl HelloExchange {
-    /// Begins the connector's side.
-    pub(crate) fn connector(lane: Lane) -> Result<HelloExchange> {
+    /// Begins this side's part of the exchange.
+    pub(crate) fn begin(lane: Lane, purpose: &LanePurpose) -> Result<HelloExchange> {
         let lane = Arc::new(lane);
-        #[cfg(all(test, feature = "soft", not(loom)))]
-        if let Some(SessionRequest::Forge(id)) = lane.options.session {
-            let session = Some(SessionHello { id, received: Some(0) });
-            post_hello(&lane, &Hello { session, ..Hello::unknown_session() }.emit(), Tag::Hello.wr_id())?;
-            return Ok(HelloExchange::new(Role::Connector, lane, State::Forging));
-        }
-        let (driver, is_resumed) = match &lane.options.session {
-            Some(SessionRequest::Resume(driver)) => {
+        let (role, state) = match purpose {
+            LanePurpose::Connect(id) => {
+                let (epoch, config) = (Instant::now(), config(&lane));
+                let id = id.unwrap_or_default();
+                let connection = Connection::connect(config, id, adverb_net_proto::Time::ZERO);
+                let driver = Driver::new(Arc::clone(&lane), connection, epoch);
+                (Role::Connector, State::Driven { driver, is_resumed: false })
+            }
+            LanePurpose::Resume(driver) => {
                 let driver = driver.upgrade().ok_or_else(|| session_unknown(&lane))?;
                 if !driver.attach(&lane) {
-                    // The redialer dials again, unless the connection has ended.
+                    // Another lane is dialed, unless the connection has ended.
                     return Err(driver.disconnected("the connection is not ready for another lane", ""));
                 }
-                (driver, true)
+                (Role::Connector, State::Driven { driver, is_resumed: true })
             }
-            request => {
-                let id = match request {
-                    Some(SessionRequest::Begin(id)) => *id,
-                    _ => Default::default(),
-                };
-                let (epoch, config) = (Instant::now(), config(&lane));
-                let connection = Connection::connect(config, id, adverb_net_proto::Time::ZERO);
-                (Driver::new(Arc::clone(&lane), connection, epoch), false)
+            LanePurpose::Accept(find) => (Role::Listener, State::AwaitingConnector(*find)),
+            #[cfg(all(test, feature = "soft", not(loom)))]
+            LanePurpose::Forge(id) => {
+                let session = Some(SessionHello { id: *id, received: Some(0) });
+                post_hello(&lane, &Hello { session, ..Hello::unknown_session() }.emit(), Tag::Hello.wr_id())?;
+                (Role::Connector, State::Forging)
             }
         };
-        Ok(HelloExchange::new(Role::Connector, lane, State::Driven { driver, is_resumed }))
-    }
-
-    /// Begins the listener's side.
-    pub(crate) fn listener(lane: Lane) -> HelloExchange {
-        HelloExchange::new(Role::Listener, Arc::new(lane), State::AwaitingConnector)
-    }
-
-    fn new(role: Role, lane: Arc<Lane>, state: State) -> HelloExchange {
-        HelloExchange { role, lane, state, is_following: false }
+        Ok(HelloExchange { role, lane, state, is_following: false })
     }
 
     pub(crate) fn role(&self) -> Role {
@@ -100,6 +105,25 @@ impl HelloExchange {
         is_resuming || self.is_following
     }
 
+    /// Whether the lane has failed because the peer's device acknowledged no packet.
+    pub(crate) fn is_unacknowledged(&self) -> bool {
+        let State::Driven { driver, .. } = &self.state else { return false };
+        let core = driver.lock();
+        Arc::ptr_eq(&core.lane, &self.lane) && core.lane_status == Some(Status::RetryExceeded)
+    }
+
+    /// Whether the peer's device has the connector's hello, and the listener has not answered.
+    pub(crate) fn is_acknowledged(&self) -> bool {
+        let State::Driven { driver, .. } = &self.state else { return false };
+        let core = driver.lock();
+        Arc::ptr_eq(&core.lane, &self.lane) && core.connection.is_hello_acknowledged()
+    }
+
+    /// Whether the listener has not received the connector's hello.
+    pub(crate) fn is_awaiting_connector(&self) -> bool {
+        matches!(self.state, State::AwaitingConnector(_))
+    }
+
     pub(crate) fn lane(&self) -> &Lane {
         &self.lane
     }
@@ -112,9 +136,10 @@ impl HelloExchange {
     pub(crate) fn poll(&mut self) -> Result<Option<Established>> {
         loop {
             match &self.state {
-                State::AwaitingConnector => {
+                State::AwaitingConnector(find) => {
+                    let find = *find;
                     let Some(hello) = self.poll_hello()? else { return Ok(None) };
-                    self.state = self.identify(hello)?;
+                    self.state = self.identify(hello, find)?;
                 }
                 State::Rejecting => {
                     return match self.poll_completion(Tag::Hello.wr_id())? {
@@ -183,7 +208,7 @@ impl HelloExchange {
     }
 
     /// Finds the connection to which the lane of a connector belongs, or creates it.
-    fn identify(&self, hello: Hello) -> Result<State> {
+    fn identify(&self, hello: Hello, find: FindSession) -> Result<State> {
         let Some(SessionHello { id, received: Some(_) }) = hello.session else {
             let epoch = Instant::now();
             let connection = Connection::accept(config(&self.lane), hello, adverb_net_proto::Time::ZERO);
@@ -193,7 +218,7 @@ impl HelloExchange {
         // Sessions belong to all listeners of the process, and a peer that has observed a session's ID does not
         // necessarily have its key.
         let key = self.lane.options.key.as_ref();
-        let driver = session::find(&id).filter(|driver| Key::is_same(key, driver.options.key.as_ref()));
+        let driver = find(&id).filter(|driver| Key::is_same(key, driver.options.key.as_ref()));
         match driver {
             Some(driver) if driver.resume(&self.lane, hello) => {
                 Ok(State::Driven { driver, is_resumed: true })

@@ -5,16 +5,17 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use adverb_net_proto::{Config, HELLO_LEN, LaneConfig, MAX_MESSAGE_SIZE, MAX_RENDEZVOUS, UNCREDITED_WRITES};
+use adverb_net_proto::{Config, LaneConfig, MAX_MESSAGE_SIZE, MAX_RENDEZVOUS, UNCREDITED_WRITES};
 use adverb_verbs::internal::{CmHandle, Watch, wait_either};
 use adverb_verbs::memory::Pool;
 use adverb_verbs::{
-    Access, CompletionQueue, ConnectOptions, Device, ProtectionDomain, QueuePair, QueuePairBuilder,
-    RecvRequest, Result,
+    Access, CompletionQueue, ConnectOptions, Device, Endpoint, PathMtu, ProtectionDomain, QueuePair,
+    QueuePairBuilder, RecvRequest, Result,
 };
 
-use crate::Options;
-use crate::protocol::proof::{SEAL_LEN, Seal};
+use crate::error::verb_error;
+use crate::options::Options;
+use crate::protocol::proof::Seal;
 
 /// The tag of the receive for the peer's hello. The tags of other requests are those of adverb-net-proto, and not zero.
 pub(super) const HELLO_RECV: u64 = 0;
@@ -47,7 +48,8 @@ impl LaneParts {
         let completions = device.completion_queue(sends + recvs + 2).events().create()?;
         let queue_pair = make(&domain)?.completion_queue(&completions).depth(sends, recvs);
         let queue_pair = queue_pair.access(Access::LOCAL_WRITE).create()?;
-        queue_pair.post_recv(RecvRequest::new(pool.alloc(SEAL_LEN + HELLO_LEN)?).tag(HELLO_RECV))?;
+        let hello = pool.alloc(PathMtu::Mtu4096.bytes().into())?;
+        queue_pair.post_recv(RecvRequest::new(hello).tag(HELLO_RECV))?;
         Ok((LaneParts { completions, pool, peer, options: options.clone() }, queue_pair))
     }
 
@@ -64,9 +66,11 @@ impl LaneParts {
 pub(crate) struct Lane {
     /// The queue pair is dropped first, so that the peer can't access memory over the lane afterwards.
     pub(super) queue_pair: QueuePair,
+    /// The peer's queue pair, with the path MTU of the lane, if it is known.
+    pub(super) remote: Option<Endpoint>,
     /// The connection manager's handle, if it established the lane.
     manager: Option<CmHandle>,
-    pub(crate) completions: CompletionQueue,
+    pub(super) completions: CompletionQueue,
     pub(super) pool: Pool,
     pub(super) peer: SocketAddr,
     /// The seal of the hellos, if the sides have a key.
@@ -80,23 +84,43 @@ impl Lane {
     pub(crate) fn new(
         parts: LaneParts,
         queue_pair: QueuePair,
+        remote: Option<Endpoint>,
         manager: Option<CmHandle>,
         seal: Option<Seal>,
     ) -> Lane {
         let LaneParts { completions, pool, peer, options } = parts;
         let config = config(&options, queue_pair.max_message_size()).lane();
-        Lane { queue_pair, manager, completions, pool, peer, seal, options, config }
+        Lane { queue_pair, remote, manager, completions, pool, peer, seal, options, config }
+    }
+
+    /// Returns the path MTU in bytes: 0 if it is not known.
+    pub(crate) fn mtu(&self) -> u16 {
+        self.remote.map_or(0, |remote| remote.mtu)
+    }
+
+    /// Returns the addresses to which this side's packets and the peer's packets are sent.
+    pub(crate) fn udp_addrs(&self) -> Option<(SocketAddr, SocketAddr)> {
+        Some((self.remote?.gid.udp_addr(), self.queue_pair.endpoint().gid.udp_addr()))
+    }
+
+    /// Whether the device is a software NIC, whose packets pass the host's firewall.
+    pub(crate) fn is_software(&self) -> bool {
+        self.pool.protection_domain().device().is_software()
+    }
+
+    /// Returns a descriptor that is readable when the completion queue has an event, if the device has such a descriptor.
+    pub(crate) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.completions.event_fd()
     }
 
     /// Returns a descriptor that is readable when the kernel's connection manager may report that the peer's process
     /// has ended. The connection manager of the software NIC does not report that.
     pub(crate) fn manager_events(&self) -> Option<BorrowedFd<'_>> {
-        let is_hardware = !self.pool.protection_domain().device().is_software();
-        self.manager.as_ref().filter(|_| is_hardware).map(CmHandle::event_fd)
+        self.manager.as_ref().filter(|_| !self.is_software()).map(CmHandle::event_fd)
     }
 
     /// Watches the events of the completion queue, and those of the connection manager.
-    pub(crate) fn add_events(&self, watch: &Watch) -> io::Result<()> {
+    pub(super) fn add_events(&self, watch: &Watch) -> io::Result<()> {
         let descriptors = [self.completions.event_fd(), self.manager_events()];
         descriptors.into_iter().flatten().try_for_each(|events| watch.add(events))
     }
@@ -117,12 +141,12 @@ impl Lane {
 
     /// Waits for an event of the completion queue, but no longer than `time`, and takes it. Returns `false` if the time
     /// is up, or only the connection manager has an event.
-    pub(crate) fn wait_event(&self, time: Duration) -> Result<bool> {
+    pub(super) fn wait_event(&self, time: Duration) -> Result<bool> {
         let (Some(manager), Some(events)) = (self.manager_events(), self.completions.event_fd()) else {
             return self.completions.wait_event(time);
         };
         wait_either(events, Some(manager), (time < Duration::MAX).then_some(time))
-            .map_err(|error| crate::bootstrap::verb_error("waiting for an event", error, ""))?;
+            .map_err(|error| verb_error("waiting for an event", error, ""))?;
         self.completions.try_event()
     }
 }

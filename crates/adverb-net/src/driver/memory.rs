@@ -6,7 +6,7 @@ use adverb_verbs::memory::{MemoryRegion, Pool, PoolBuf, RemoteMemory};
 
 /// A buffer of a pool.
 #[derive(Debug)]
-pub(crate) struct Buffer(pub(crate) PoolBuf);
+pub(super) struct Buffer(pub(super) PoolBuf);
 
 impl AsRef<[u8]> for Buffer {
     fn as_ref(&self) -> &[u8] {
@@ -42,7 +42,7 @@ impl Buf for Buffer {
 
 /// Registered memory: a ring, a rendezvous message, or memory that is exposed to the peer.
 #[derive(Debug)]
-pub(crate) struct Region(pub(crate) MemoryRegion);
+pub(super) struct Region(pub(super) MemoryRegion);
 
 impl adverb_net_proto::Region for Region {
     fn remote(&self) -> RemoteMemory {

@@ -6,6 +6,7 @@
 //!
 //! The state machine is under a lock. Memory is registered and deregistered without it, because that may take long.
 
+mod at_exit;
 mod close;
 mod hello;
 mod lane;
@@ -17,34 +18,38 @@ mod send;
 mod stream;
 #[cfg(all(test, feature = "soft", not(loom)))]
 mod tests;
+mod wait;
 
 pub(super) use close::LINGER;
-pub(super) use hello::{Established, HelloExchange};
+pub(super) use hello::{Established, FindSession, HelloExchange, LanePurpose};
 pub(super) use lane::{Lane, LaneParts};
-pub(super) use operation::PendingOp;
+pub(super) use operation::{PendingOp, word_from_buffer};
+pub(super) use resume::{LaneRequest, LaneSource};
 pub(super) use send::{Outgoing, Sent};
 pub(super) use stream::StreamWrite;
 
 use std::collections::HashMap;
+#[cfg(feature = "tokio")]
+use std::io;
 use std::net::SocketAddr;
+#[cfg(feature = "tokio")]
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use adverb_net_proto::{Connection, EndReason, MAX_MESSAGE_SIZE, PhaseKind, Received, Time};
+use adverb_net_proto::{Connection, EndReason, MAX_MESSAGE_SIZE, PhaseKind, Received, SessionId, Time};
 use adverb_verbs::internal::Watch;
 use adverb_verbs::memory::Pool;
-use adverb_verbs::{Completion, Error, Result};
+use adverb_verbs::{Completion, Error, Result, Status};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::message::Message;
-use crate::protocol::handshake::SessionId;
+use crate::message::{Message, UnacknowledgedMessage};
+use crate::options::Options;
 use crate::remote::PeerRegion;
-use crate::session::{RedialHandle, ResumeOrigin};
 use crate::wait::Waiters;
 #[cfg(feature = "tokio")]
 use crate::wait::Wakers;
-use crate::{Options, UnacknowledgedMessage};
 use memory::{Buffer, LaneMemory, Region};
 
 /// A connection, its lane, and the calls that wait for it.
@@ -58,38 +63,42 @@ pub(crate) struct Driver {
     /// The origin of the connection's time.
     epoch: Instant,
     /// Notified when another caller may have made progress for waiting threads.
-    pub(crate) progress: Condvar,
+    progress: Condvar,
     /// The wakers of waiting tasks.
     #[cfg(feature = "tokio")]
-    pub(crate) tasks: Arc<Wakers>,
-    /// The means to reconnect, if both sides enable that.
-    origin: OnceLock<ResumeOrigin>,
+    tasks: Arc<Wakers>,
+    /// The source of further lanes, if both sides enable reconnecting.
+    lane_source: OnceLock<Box<dyn LaneSource>>,
     /// The events of all lanes, if tasks wait for more than those of one completion queue.
-    pub(crate) watch: OnceLock<Watch>,
+    watch: OnceLock<Watch>,
 }
 
 /// The part of a driver that its lock protects.
 pub(crate) struct Core {
+    /// The process that created the connection.
+    process: u32,
     /// The current lane, or the last one.
     lane: Arc<Lane>,
     lane_state: LaneState,
     /// Whether the lane's handshake has succeeded. The lane may have failed, or the peer closed, since.
     is_lane_established: bool,
+    /// The status of the first request that failed on the current lane.
+    lane_status: Option<Status>,
     connection: Connection<Buffer, Region>,
     /// The lane that replaces the current one, once that is drained.
     successor: Option<Arc<Lane>>,
     /// The time of the last reading of the clock.
-    pub(crate) now: Time,
+    now: Time,
     /// The first failure of the current lane.
     failure: Option<Failure>,
     /// The reason of the end, once the connection has ended.
     end: Option<Failure>,
-    /// The handle to the redialer's work for the connection, while the connection has no lane.
-    redial: Option<RedialHandle>,
-    /// The number of times that the redialer was started.
-    redial_count: u32,
-    /// The reason why the redialer gave up.
-    redial_failure: Option<String>,
+    /// The request for another lane, while the connection has no lane.
+    lane_request: Option<Box<dyn LaneRequest>>,
+    /// The number of requests for another lane.
+    request_count: u32,
+    /// The reason why the last request failed.
+    request_failure: Option<String>,
     /// The memory that the peer exposes over the current lane, by name.
     peer_regions: HashMap<String, PeerRegion>,
     /// The memory that the peer exposes at addresses, the latest last.
@@ -100,12 +109,12 @@ pub(crate) struct Core {
     /// Whether waiting callers are to be notified of progress.
     has_changes: bool,
     /// The number of times that progress was reported to waiting callers.
-    pub(crate) change_count: u64,
+    change_count: u64,
     /// The number of calls since the last poll of the device.
     unpolled: u32,
     /// Reused memory for completions.
-    pub(crate) done: Vec<Completion>,
-    pub(crate) waiters: Waiters,
+    done: Vec<Completion>,
+    waiters: Waiters,
 }
 
 /// The state of a lane, as the driver sees it.
@@ -155,7 +164,7 @@ impl Core {
     }
 
     /// Whether the lane is being drained.
-    pub(crate) fn is_draining(&self) -> bool {
+    fn is_draining(&self) -> bool {
         matches!(self.lane_state, LaneState::Draining | LaneState::Stopped)
     }
 
@@ -165,7 +174,7 @@ impl Core {
     }
 
     /// Notes a time, which another caller's reading of the clock may have passed already.
-    pub(crate) fn note_time(&mut self, time: Time) {
+    fn note_time(&mut self, time: Time) {
         self.now = self.now.max(time);
     }
 
@@ -180,17 +189,19 @@ impl Driver {
     fn new(lane: Arc<Lane>, connection: Connection<Buffer, Region>, epoch: Instant) -> Arc<Driver> {
         let (peer, options) = (lane.peer, lane.options.clone());
         let core = Core {
+            process: std::process::id(),
             lane,
             lane_state: LaneState::Active,
             is_lane_established: false,
+            lane_status: None,
             connection,
             successor: None,
             now: Time::ZERO,
             failure: None,
             end: None,
-            redial: None,
-            redial_count: 0,
-            redial_failure: None,
+            lane_request: None,
+            request_count: 0,
+            request_failure: None,
             peer_regions: HashMap::new(),
             peer_addresses: Vec::new(),
             operations: operation::Operations::default(),
@@ -210,9 +221,10 @@ impl Driver {
             progress: Condvar::new(),
             #[cfg(feature = "tokio")]
             tasks: Arc::default(),
-            origin: OnceLock::new(),
+            lane_source: OnceLock::new(),
             watch: OnceLock::new(),
         });
+        at_exit::add(&driver);
         driver.advance(&mut driver.lock());
         driver
     }
@@ -243,15 +255,30 @@ impl Driver {
         locked
     }
 
-    /// Returns the time of the connection's clock.
-    pub(crate) fn time(&self) -> Time {
-        self.time_at(Instant::now())
+    /// Reads the clock.
+    pub(crate) fn update_time(&self, core: &mut Core) {
+        core.now = self.time_at(Instant::now());
     }
 
     /// Returns the time that the connection's clock shows at an instant.
-    pub(crate) fn time_at(&self, instant: Instant) -> Time {
+    fn time_at(&self, instant: Instant) -> Time {
         let elapsed = instant.saturating_duration_since(self.epoch);
         Time::from_nanos(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    /// Returns the wakers of waiting tasks.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn wakers(&self) -> &Arc<Wakers> {
+        &self.tasks
+    }
+
+    /// Watches the events of the current lane and of the lanes that replace it. Returns a descriptor that is readable
+    /// when there may be an event.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn watch_events(&self) -> io::Result<BorrowedFd<'_>> {
+        let watch = Watch::new()?;
+        self.lane().add_events(&watch)?;
+        Ok(self.watch.get_or_init(|| watch).as_fd())
     }
 
     /// Returns the current lane, or the last one.
@@ -267,18 +294,6 @@ impl Driver {
     /// Returns the pool of the current lane.
     pub(crate) fn pool(&self) -> Pool {
         self.lock().lane.pool.clone()
-    }
-
-    /// Returns the number of the current lane, for tests.
-    #[cfg(all(test, feature = "soft"))]
-    pub(crate) fn lane_number(&self) -> u32 {
-        self.lock().connection.lane()
-    }
-
-    /// Moves the queue pair to the error state, unless that fails, for tests.
-    #[cfg(all(test, feature = "soft"))]
-    pub(crate) fn fail_lane(&self) {
-        let _ = self.lane().queue_pair.move_to_error();
     }
 
     /// Moves the queue pair to the error state, as a failure of the network does, for tests.
@@ -311,7 +326,7 @@ impl Driver {
         let (connection, mut memory, now) = core.parts();
         match connection.recv(&mut memory, now) {
             Received::Message(adverb_net_proto::Message { buf: Buffer(buffer), immediate }) => {
-                Ok(Some(Some(Message { buffer, immediate })))
+                Ok(Some(Some(Message::new(buffer, immediate))))
             }
             Received::Shutdown => Ok(Some(None)),
             Received::Pending => Ok(None),
@@ -346,7 +361,7 @@ impl Driver {
     }
 
     /// Posts requests that a call has caused, such as a report of credits, and acts on events.
-    pub(crate) fn handle_pending(&self, core: &mut MutexGuard<'_, Core>) {
+    fn handle_pending(&self, core: &mut MutexGuard<'_, Core>) {
         if core.connection.has_output() || core.connection.has_events() {
             self.advance(core);
         }
@@ -376,6 +391,16 @@ impl Driver {
         messages.into_iter().filter_map(message).collect()
     }
 
+    /// Returns the error of a call whose time is up.
+    pub(crate) fn timed_out(&self, timeout: Duration, waiting: &'static str) -> Error {
+        let action = match timeout.is_zero() {
+            // A program may poll with such calls, so they allocate nothing.
+            true => waiting.into(),
+            false => format!("{waiting} on the connection to {}", self.peer).into(),
+        };
+        Error::Timeout { timeout, action }
+    }
+
     /// Returns [`Error::Disconnected`] with this reason and this hint.
     pub(crate) fn disconnected(&self, reason: impl Into<String>, hint: &'static str) -> Error {
         Error::Disconnected { peer: self.peer, reason: reason.into(), hint: hint.into() }
@@ -388,6 +413,23 @@ impl Driver {
     }
 }
 
+impl Drop for Driver {
+    fn drop(&mut self) {
+        abort(self.core.get_mut());
+    }
+}
+
+/// Tells the peer that this side ends the connection without a close, if it does not know that the connection ends. A
+/// forked child must not end its parent's connection.
+fn abort(core: &mut Core) {
+    if core.process == std::process::id()
+        && let Some(write) = core.connection.abort_write()
+    {
+        // A peer that does not receive the write notices the end when it probes this side.
+        let _ = progress::post_one(&core.lane, write);
+    }
+}
+
 /// Returns the reason of an end, for the application.
 fn describe(core: &Core, reason: EndReason) -> Failure {
     let failure = || core.failure.clone();
@@ -397,7 +439,7 @@ fn describe(core: &Core, reason: EndReason) -> Failure {
         EndReason::ReconnectTimedOut | EndReason::SessionUnknown => {
             let failed =
                 failure().map_or_else(|| "the connection failed".to_owned(), |failure| failure.reason);
-            let cause = match (reason, &core.redial_failure) {
+            let cause = match (reason, &core.request_failure) {
                 (EndReason::ReconnectTimedOut, Some(cause)) => cause.clone(),
                 (EndReason::ReconnectTimedOut, None) => "the peer did not reconnect".to_owned(),
                 _ => reason.to_string(),
@@ -411,6 +453,11 @@ fn describe(core: &Core, reason: EndReason) -> Failure {
             };
             let reason = format!("{failed}; reconnecting failed: {cause}; {unacknowledged}");
             Failure { reason, hint: UNACKNOWLEDGED_HINT }
+        }
+        EndReason::PeerAborted
+            if core.connection.session().is_some() && !core.connection.unacknowledged().is_empty() =>
+        {
+            plain(UNACKNOWLEDGED_HINT)
         }
         EndReason::RequestFailed(_)
         | EndReason::LaneFailed

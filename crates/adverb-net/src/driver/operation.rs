@@ -8,7 +8,7 @@ use adverb_verbs::memory::{Memory, MemoryRegion, PoolBuf};
 use adverb_verbs::{Completion, Error, PostError, Result, SendRequest};
 
 use super::{Core, Driver, Outgoing};
-use crate::message::{SendData, SendError, Source};
+use crate::message::{SendData, SendError};
 use crate::remote::{PeerRegion, RemoteAccess};
 
 /// The operations of a connection, by their numbers.
@@ -172,8 +172,57 @@ impl Driver {
         }
     }
 
+    /// Prepares a READ of a range of the peer's memory.
+    pub(crate) fn prepare_read(&self, region: &PeerRegion, range: &Range<u64>) -> Result<PendingOp<'_>> {
+        let (remote_addr, len) = region.range_addr(range, RemoteAccess::READ)?;
+        self.check_len(len)?;
+        Ok(self.operation(SendRequest::read(self.pool().alloc(len)?, remote_addr), region))
+    }
+
+    /// Prepares a WRITE to the peer's memory.
+    pub(crate) fn prepare_write(
+        &self,
+        region: &PeerRegion,
+        offset: u64,
+        bytes: SendData<'_>,
+    ) -> Result<PendingOp<'_>, SendError> {
+        let len = bytes.bytes().len();
+        let remote_addr = region
+            .remote_addr(offset, len, RemoteAccess::WRITE)
+            .and_then(|remote_addr| self.check_len(len).map(|()| remote_addr));
+        let remote_addr = match remote_addr {
+            Ok(remote_addr) => remote_addr,
+            Err(error) => return Err(bytes.into_error(error)),
+        };
+        Ok(self.operation(SendRequest::write(self.buffer_of(bytes)?, remote_addr), region))
+    }
+
+    /// Prepares a fetch-and-add to a word of the peer's memory.
+    pub(crate) fn prepare_fetch_add(
+        &self,
+        region: &PeerRegion,
+        offset: u64,
+        add: u64,
+    ) -> Result<PendingOp<'_>> {
+        let remote_addr = region.word_addr(offset)?;
+        Ok(self.operation(SendRequest::fetch_add(self.pool().alloc(8)?, remote_addr, add), region))
+    }
+
+    /// Prepares a compare-and-swap of a word of the peer's memory.
+    pub(crate) fn prepare_compare_swap(
+        &self,
+        region: &PeerRegion,
+        offset: u64,
+        compare: u64,
+        swap: u64,
+    ) -> Result<PendingOp<'_>> {
+        let remote_addr = region.word_addr(offset)?;
+        let request = SendRequest::compare_swap(self.pool().alloc(8)?, remote_addr, compare, swap);
+        Ok(self.operation(request, region))
+    }
+
     /// Checks that the device can transfer this number of bytes in one request.
-    pub(crate) fn check_len(&self, len: usize) -> Result<()> {
+    fn check_len(&self, len: usize) -> Result<()> {
         let max = self.lane().queue_pair.max_message_size();
         if len <= max as usize {
             return Ok(());
@@ -182,9 +231,8 @@ impl Driver {
         Err(Error::MessageTooLong { len: len as u64, max: max.into(), hint })
     }
 
-    /// Returns an operation that is to be posted.
-    pub(crate) fn operation(&self, request: SendRequest, lane: u32) -> PendingOp<'_> {
-        PendingOp { driver: self, request: Some(request), number: None, lane, buffer: None }
+    fn operation(&self, request: SendRequest, region: &PeerRegion) -> PendingOp<'_> {
+        PendingOp { driver: self, request: Some(request), number: None, lane: region.lane(), buffer: None }
     }
 
     /// Posts the operation if the send queue is not full. Returns the buffer once the operation is complete.
@@ -257,12 +305,15 @@ impl Driver {
     }
 
     /// Returns registered memory with the bytes to write.
-    pub(crate) fn buffer_of(&self, message: SendData<'_>) -> Result<PoolBuf, SendError> {
-        match message.0 {
-            Source::Buffer(buffer) if buffer.protection_domain() == self.pool().protection_domain() => {
-                Ok(buffer)
-            }
-            _ => self.pool().copy_from(message.bytes()).map_err(|error| message.into_error(error)),
-        }
+    fn buffer_of(&self, message: SendData<'_>) -> Result<PoolBuf, SendError> {
+        message.into_buffer_of(self.pool().protection_domain()).or_else(|message| {
+            self.pool().copy_from(message.bytes()).map_err(|error| message.into_error(error))
+        })
     }
+}
+
+/// Returns the word that an atomic operation returned.
+pub(crate) fn word_from_buffer(buffer: Option<PoolBuf>) -> u64 {
+    let bytes = buffer.and_then(|buffer| buffer.first_chunk().copied());
+    u64::from_ne_bytes(bytes.unwrap_or_default())
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use adverb_net_proto::{
-    Completed, EagerWrite, Event, Payload, PhaseKind, Post, Register, RegisterMemory, Tag, Violation,
+    Completed, EagerWrite, Event, HELLO_LEN, Payload, PhaseKind, Post, Register, RegisterMemory, Tag,
+    Violation,
 };
 use adverb_verbs::internal::{self, error_event};
 use adverb_verbs::{
@@ -15,9 +16,9 @@ use parking_lot::MutexGuard;
 use super::lane::HELLO_RECV;
 use super::memory::{Buffer, Region};
 use super::operation::is_operation;
-use super::{Core, Driver, Lane, LaneState, describe, resume};
+use super::{Core, Driver, Lane, LaneState, abort, describe, resume};
+use crate::protocol::proof::SEAL_LEN;
 use crate::remote::PeerRegion;
-use crate::session::redialer;
 
 /// The maximum number of regions that a peer may expose over a lane.
 const MAX_PEER_REGIONS: usize = 4096;
@@ -33,7 +34,7 @@ impl Driver {
 
     /// Polls the device, and [advances](Driver::advance) the connection, unless there are no completions and the lane is
     /// not being drained. Returns whether the connection was advanced.
-    pub(crate) fn poll_lane(&self, core: &mut MutexGuard<'_, Core>) -> bool {
+    pub(super) fn poll_lane(&self, core: &mut MutexGuard<'_, Core>) -> bool {
         let Core { lane, done, .. } = &mut **core;
         let polled = lane.completions.poll(done);
         // Most polls of a spinning caller find nothing.
@@ -44,7 +45,7 @@ impl Driver {
             core.waiters.polled(false);
             return false;
         }
-        core.now = self.time();
+        self.update_time(core);
         let mut done = std::mem::take(&mut core.done);
         self.handle_polled(core, polled, &mut done);
         core.done = done;
@@ -52,7 +53,7 @@ impl Driver {
     }
 
     /// Handles the result of a poll, whose time is noted, and [advances](Driver::advance) the connection.
-    pub(crate) fn handle_polled(
+    pub(super) fn handle_polled(
         &self,
         core: &mut MutexGuard<'_, Core>,
         polled: Result<usize>,
@@ -91,7 +92,7 @@ impl Driver {
             Err(error) => error.to_string(),
         };
         // The peer sent its messages before it disconnected, so their completions are in the queue.
-        core.now = self.time();
+        self.update_time(core);
         let mut done = std::mem::take(&mut core.done);
         while lane.completions.poll(&mut done).is_ok_and(|count| count > 0) {
             self.handle_completions(core, &mut done);
@@ -135,7 +136,7 @@ impl Driver {
     fn register(&self, core: &mut MutexGuard<'_, Core>, register: Register<Buffer, Region>) {
         let (lane, Register { id, memory }) = (core.lane(), register);
         let registered = MutexGuard::unlocked(core, || register_memory(&lane, memory));
-        core.now = self.time();
+        self.update_time(core);
         let now = core.now;
         match registered {
             Ok(region) => core.connection.handle_registered(id, Region(region), now),
@@ -198,7 +199,7 @@ impl Driver {
             match event {
                 Event::Established { lane } => self.handle_established(core, lane),
                 Event::Exposed { name, region } => {
-                    let region = PeerRegion { region, lane: core.connection.lane() };
+                    let region = PeerRegion::new(region, core.connection.lane());
                     let count = core.peer_regions.len() + core.peer_addresses.len();
                     let is_new = region.is_by_address() || !core.peer_regions.contains_key(&name);
                     if count >= MAX_PEER_REGIONS && is_new {
@@ -211,11 +212,11 @@ impl Driver {
                 }
                 Event::Release(region) => core.released.push(region),
                 Event::Drain => self.begin_drain(core),
-                Event::Redial { .. } => self.redial(core),
+                Event::Redial { .. } => self.request_lane(core),
                 Event::Closed(reason) => {
                     core.end = Some(describe(core, reason));
                     // The handshake of the successor answers the peer that the session is unknown.
-                    (core.successor, core.redial) = (None, None);
+                    (core.successor, core.lane_request) = (None, None);
                 }
                 _ => {}
             }
@@ -228,7 +229,7 @@ impl Driver {
         self.update_limits(core);
         core.peer_regions.clear();
         core.peer_addresses.clear();
-        (core.failure, core.redial, core.redial_failure) = (None, None, None);
+        (core.failure, core.lane_request, core.request_failure) = (None, None, None);
         if lane > 0 {
             tracing::info!(peer = %core.lane.peer, "reconnected");
         }
@@ -244,6 +245,7 @@ impl Driver {
             return;
         }
         core.lane_state = LaneState::Draining;
+        abort(core);
         if let Err(error) = internal::begin_drain(&core.lane.queue_pair) {
             tracing::debug!(%error, "could not drain the queue pair of a connection");
             core.lane_state = LaneState::Stopped;
@@ -280,7 +282,7 @@ impl Driver {
             .filter_map(|(tag, payload)| Some((Tag::from_wr_id(tag)?, payload.into_pool_buf().map(Buffer))));
         let left = left.collect();
         core.operations.fail_posted();
-        core.now = self.time();
+        self.update_time(core);
         let (connection, mut memory, now) = core.parts();
         connection.handle_drained(&mut memory, left, now);
         self.handle_drained(core);
@@ -290,7 +292,7 @@ impl Driver {
 
     /// Handles the completions of a lane that is being drained.
     fn poll_draining(&self, core: &mut Core) {
-        core.now = self.time();
+        self.update_time(core);
         let mut done = Vec::new();
         let lane = core.lane();
         while lane.completions.poll(&mut done).is_ok_and(|count| count > 0) {
@@ -298,7 +300,7 @@ impl Driver {
         }
     }
 
-    /// Continues after a drain: over the lane that replaces the drained one, or by redialing.
+    /// Continues after a drain: over the lane that replaces the drained one, or with a request for one.
     fn handle_drained(&self, core: &mut Core) {
         match (core.connection.phase(), core.successor.take()) {
             (PhaseKind::Handshake, Some(lane)) => self.use_lane(core, lane),
@@ -307,7 +309,7 @@ impl Driver {
                 let now = core.now;
                 core.connection.handle_lane_failed(now);
             }
-            (PhaseKind::Disconnected, _) => self.redial(core),
+            (PhaseKind::Disconnected, _) => self.request_lane(core),
             _ => {}
         }
     }
@@ -315,6 +317,7 @@ impl Driver {
     /// Makes a lane the current one.
     pub(super) fn use_lane(&self, core: &mut Core, lane: Arc<Lane>) {
         (core.lane_state, core.is_lane_established) = (LaneState::Active, false);
+        core.lane_status = None;
         core.waiters.replace_lane();
         core.has_changes = true;
         if let Some(watch) = self.watch.get()
@@ -323,7 +326,10 @@ impl Driver {
             core.note_failure(error.to_string(), "");
             core.connection.abort();
         }
-        redialer::destroy(std::mem::replace(&mut core.lane, lane));
+        let replaced = std::mem::replace(&mut core.lane, lane);
+        if let Some(source) = self.lane_source.get() {
+            source.destroy(replaced);
+        }
     }
 }
 
@@ -389,6 +395,9 @@ fn handle_hello(core: &mut Core, completion: Completion) {
 
 /// Returns the bytes of a hello, if its seal is valid.
 pub(super) fn open_hello<'a>(lane: &Lane, message: &'a [u8]) -> Result<&'a [u8], Violation> {
+    let seal_len = lane.seal.as_ref().map_or(0, |_| SEAL_LEN);
+    // Padding follows the hello.
+    let message = message.get(..seal_len + HELLO_LEN).unwrap_or(message);
     match &lane.seal {
         Some(seal) => {
             seal.open(message).map_err(|_| Violation::new("its hello has no valid proof of the key"))
@@ -399,6 +408,9 @@ pub(super) fn open_hello<'a>(lane: &Lane, message: &'a [u8]) -> Result<&'a [u8],
 
 /// Records the reason why a request failed, if it is the first failure of the lane.
 fn note_status(core: &mut Core, status: Status) {
+    if core.lane_state == LaneState::Active {
+        core.lane_status.get_or_insert(status);
+    }
     if core.failure.is_some() || core.lane_state != LaneState::Active {
         return;
     }
@@ -417,7 +429,7 @@ fn note_status(core: &mut Core, status: Status) {
 type Refused<T> = Box<(Error, T)>;
 
 /// Posts a request, or returns it with the error.
-fn post_one(lane: &Lane, post: Post<Buffer>) -> Result<(), Refused<Post<Buffer>>> {
+pub(super) fn post_one(lane: &Lane, post: Post<Buffer>) -> Result<(), Refused<Post<Buffer>>> {
     match post {
         Post::Write { tag, buf, remote, immediate, is_signaled } => {
             let request = match buf {
@@ -461,7 +473,9 @@ pub(super) fn post_hello(lane: &Lane, hello: &[u8], tag: u64) -> Result<()> {
     access.set(Access::REMOTE_ATOMIC, lane.pool.protection_domain().device().attributes().has_atomics);
     lane.queue_pair.modify_access(access)?;
     let seal = lane.seal.as_ref().map(|seal| seal.seal(hello));
-    let message = [seal.as_ref().map_or(&[][..], |seal| seal), hello].concat();
+    let mut message = [seal.as_ref().map_or(&[][..], |seal| seal), hello].concat();
+    // A packet of the full path MTU: if the path does not pass it, the handshake fails, and not a long message.
+    message.resize(message.len().max(lane.mtu().into()), 0);
     let request = SendRequest::send(lane.pool.copy_from(&message)?).tag(tag);
     lane.queue_pair.post_send(request).map(drop).map_err(|failure| failure.error)
 }

@@ -1,6 +1,8 @@
 //! Resuming a session over another lane.
 
+use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use adverb_net_proto::{Hello, Payload, PhaseKind};
 use adverb_verbs::internal;
@@ -8,48 +10,65 @@ use adverb_verbs::memory::PoolBuf;
 
 use super::memory::{Buffer, Region};
 use super::{Core, Driver, Lane};
-use crate::session::ResumeOrigin;
+
+/// The source of a connection's lanes after the first one.
+pub(crate) trait LaneSource: Send + Sync {
+    /// Requests another lane for the connection, or its [end](Driver::end_after) when the time limit expires. `count` is
+    /// the number of requests, with this one. Never blocks.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the source cannot handle requests.
+    fn request(&self, count: u32, timeout: Duration) -> io::Result<Box<dyn LaneRequest>>;
+
+    /// Destroys a lane that another one has replaced. The caller may be a thread of a runtime, and the device may take
+    /// long.
+    fn destroy(&self, lane: Arc<Lane>);
+}
+
+/// A request for a lane. Dropping it cancels the request.
+pub(crate) trait LaneRequest: Send {}
 
 impl Driver {
     /// Enables reconnecting.
-    pub(crate) fn enable_reconnect(&self, origin: ResumeOrigin) {
+    pub(crate) fn enable_reconnect(&self, source: Box<dyn LaneSource>) {
         let mut core = self.lock();
         // The method is called once.
-        let _ = self.origin.set(origin);
+        let _ = self.lane_source.set(source);
         // The lane may have failed before.
         if core.connection.phase() == PhaseKind::Disconnected {
-            self.redial(&mut core);
+            self.request_lane(&mut core);
             self.advance(&mut core);
         }
     }
 
-    /// Makes the redialer reconnect the connection, or end it when the time limit expires.
-    pub(super) fn redial(&self, core: &mut Core) {
-        let (Some(origin), Some(timeout)) = (self.origin.get(), self.options.reconnect) else { return };
-        if core.redial.is_some() {
+    /// Requests another lane for the connection, or its end when the time limit expires.
+    pub(super) fn request_lane(&self, core: &mut Core) {
+        let (Some(source), Some(timeout)) = (self.lane_source.get(), self.options.reconnect) else { return };
+        if core.lane_request.is_some() {
             return;
         }
         let reason = core.failure.as_ref().map_or("", |failure| &failure.reason);
         tracing::info!(peer = %self.peer, %reason, "a connection failed; reconnecting");
-        core.redial_count += 1;
-        match origin.redial(core.redial_count, timeout) {
-            Ok(handle) => core.redial = Some(handle),
+        core.request_count += 1;
+        match source.request(core.request_count, timeout) {
+            Ok(request) => core.lane_request = Some(request),
             Err(error) => {
-                core.redial_failure = Some(error.to_string());
+                core.request_failure = Some(error.to_string());
                 core.connection.handle_redial_failed();
             }
         }
     }
 
-    /// Ends a connection that the redialer could not reconnect. Has no effect if the connection is established, or has
-    /// been redialed again since the redial with this count.
-    pub(crate) fn give_up_after(&self, redial_count: u32, reason: &str) {
+    /// Ends a connection for which there is no other lane. Has no effect if the connection is established, or has
+    /// requested a lane again since the request with this count.
+    pub(crate) fn end_after(&self, request_count: u32, reason: &str) {
         let mut core = self.lock();
-        if core.redial_count != redial_count || core.connection.phase() == PhaseKind::Established {
+        if core.request_count != request_count || core.connection.phase() == PhaseKind::Established {
             return;
         }
-        core.redial_failure = Some(reason.to_owned());
-        core.now = self.time();
+        core.request_failure = Some(reason.to_owned());
+        self.update_time(&mut core);
         core.connection.handle_redial_failed();
         self.advance(&mut core);
     }
@@ -57,7 +76,7 @@ impl Driver {
     /// Gives a connector's connection another lane. Returns whether the connection uses it.
     pub(super) fn attach(&self, lane: &Arc<Lane>) -> bool {
         let mut core = self.lock();
-        core.now = self.time();
+        self.update_time(&mut core);
         // The program may make no calls on the connection, so this one continues the drain of the old lane.
         self.advance(&mut core);
         let now = core.now;
@@ -73,7 +92,7 @@ impl Driver {
     /// is known. The connection uses the lane as soon as the old one is drained.
     pub(super) fn resume(&self, lane: &Arc<Lane>, hello: Hello) -> bool {
         let mut core = self.lock();
-        core.now = self.time();
+        self.update_time(&mut core);
         let now = core.now;
         if !core.connection.resume(hello, lane.config, now) {
             return false;
@@ -95,7 +114,7 @@ impl Driver {
             core.successor = None;
         }
         if Arc::ptr_eq(&core.lane, lane) && core.connection.phase() == PhaseKind::Handshake {
-            core.now = self.time();
+            self.update_time(&mut core);
             let now = core.now;
             core.connection.handle_lane_failed(now);
             self.advance(&mut core);

@@ -6,15 +6,15 @@ use adverb_verbs::{Access, Error, Result, internal};
 
 use super::memory::Region;
 use super::{Core, Driver, Lane, MAX_UNPOLLED};
-use crate::message::{SendData, SendError, Source};
+use crate::message::{SendData, SendError};
 
 /// A message or a region that is to be sent.
 pub(crate) struct Outgoing<'a> {
-    pub(super) body: Body<'a>,
+    body: Body<'a>,
     immediate: Option<u32>,
 }
 
-pub(super) enum Body<'a> {
+enum Body<'a> {
     /// A message that is copied into the peer's ring.
     Eager(SendData<'a>),
     /// A message that the peer reads, registered for the lane of this number.
@@ -74,12 +74,10 @@ impl Driver {
             core.unpolled = MAX_UNPOLLED;
             (core.lane(), core.connection.lane())
         };
-        let (buffer, is_copy) = match message.0 {
-            Source::Buffer(buffer) if buffer.protection_domain() == lane.pool.protection_domain() => {
-                (buffer, false)
-            }
+        let (buffer, is_copy) = match message.into_buffer_of(lane.pool.protection_domain()) {
+            Ok(buffer) => (buffer, false),
             // The peer can't read a buffer of another protection domain.
-            _ => match lane.pool.copy_from(message.bytes()) {
+            Err(message) => match lane.pool.copy_from(message.bytes()) {
                 Ok(copy) => (copy, true),
                 Err(error) => return Err(message.into_error(error)),
             },

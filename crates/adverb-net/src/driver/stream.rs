@@ -8,7 +8,7 @@ use adverb_verbs::memory::PoolBuf;
 use adverb_verbs::{Access, Result};
 
 use super::{Core, Driver, Lane, MAX_UNPOLLED, Outgoing};
-use crate::Message;
+use crate::message::Message;
 
 /// The minimum number of bytes for which a rendezvous message is faster than a copy into the peer's ring.
 const MIN_RENDEZVOUS_LEN: usize = 32 << 10;

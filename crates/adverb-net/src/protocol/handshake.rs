@@ -8,9 +8,12 @@ use std::net::IpAddr;
 
 use adverb_verbs::{Endpoint, Gid, Psn, Qpn};
 
-use super::proof::{Digest, Nonce};
+use crate::key::Digest;
 
-pub(crate) use adverb_net_proto::{SessionId, VERSION};
+pub(crate) use adverb_net_proto::VERSION;
+
+/// A random number that is used once.
+pub(super) type Nonce = [u8; 32];
 
 const MAGIC: [u8; 8] = *b"adverb\r\n";
 /// The length of the fields before a greeting's body.

@@ -7,22 +7,8 @@
 
 use adverb_verbs::Endpoint;
 
-use super::handshake::{Flaw, Greeting, Side, VERSION};
-use crate::Key;
-
-/// A random number that is used once.
-pub(crate) type Nonce = [u8; 32];
-/// A keyed hash.
-pub(crate) type Digest = [u8; 32];
-
-/// The role of a side.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Role {
-    /// The side that dials.
-    Connector,
-    /// The side that accepts.
-    Listener,
-}
+use super::handshake::{Flaw, Greeting, Nonce, Side, VERSION};
+use crate::key::{Digest, Key, Purpose, Role};
 
 /// Both queue pairs, as the greetings describe them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -135,15 +121,6 @@ impl Seal {
         }
         Ok(hello)
     }
-}
-
-/// The purpose of a digest.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Purpose {
-    /// The listener's proof.
-    Answer,
-    /// The seal of the hello of the side with this role.
-    Hello(Role),
 }
 
 /// The values that a proof covers. All have a fixed length, so no two lists of values have the same bytes.

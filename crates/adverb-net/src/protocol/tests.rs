@@ -4,8 +4,8 @@ use adverb_verbs::{Endpoint, Gid, Psn, Qpn};
 use proptest::prelude::*;
 
 use super::handshake::{Flaw, Greeting, MAX_REASON_LEN, PREFIX_LEN, Prefix, Side};
-use super::proof::{Credentials, Ends, Role};
-use crate::Key;
+use super::proof::{Credentials, Ends};
+use crate::key::{Key, Role};
 
 proptest! {
     #[test]

@@ -1,11 +1,8 @@
 //! The addresses of a peer.
 
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::sync::Weak;
 
-use crate::Options;
-use crate::driver::Driver;
-use crate::session::SessionRequest;
+use crate::options::Options;
 
 /// The addresses and host names of a peer, and the options for dialing them.
 #[derive(Clone, Debug)]
@@ -18,7 +15,7 @@ pub(crate) struct Paths {
 
 /// A host name with a port, and its addresses as of the last successful lookup.
 #[derive(Clone, Debug)]
-pub(crate) struct HostName {
+struct HostName {
     pub(crate) name: String,
     addresses: Vec<SocketAddr>,
     /// Whether the name is an address, which needs no lookup.
@@ -33,13 +30,6 @@ impl Paths {
             HostName { name: name.clone(), addresses: Vec::from_iter(literal), is_literal: literal.is_some() }
         };
         Paths { addresses, names: names.iter().map(host_name).collect(), options: options.clone() }
-    }
-
-    /// Returns the same paths for a connection that resumes its session.
-    pub(super) fn resuming(&self, driver: &Weak<Driver>) -> Paths {
-        let mut paths = self.clone();
-        paths.options.session = Some(SessionRequest::Resume(Weak::clone(driver)));
-        paths
     }
 
     /// Returns the names that need a lookup.

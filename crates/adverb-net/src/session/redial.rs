@@ -5,12 +5,12 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use adverb_net_proto::EndReason;
 use adverb_verbs::Error;
 use adverb_verbs::internal::Deadline;
 
 use super::Paths;
-use crate::bootstrap::no_address;
-use adverb_net_proto::EndReason;
+use crate::error::no_address;
 
 /// The time between two rounds. A round dials each address once.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
@@ -94,7 +94,11 @@ impl Redial {
                     let count = peers.len().max(1);
                     peers.rotate_left(*first % count);
                     if peers.is_empty() {
-                        self.failure = no_address(io::Error::other("the peer has no address")).to_string();
+                        self.failure = no_address(
+                            Vec::from_iter(self.paths.names()),
+                            io::Error::other("the peer has no address"),
+                        )
+                        .to_string();
                     }
                     self.start_next(peers, now);
                 }
@@ -155,7 +159,7 @@ impl Redial {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Options;
+    use crate::options::Options;
 
     const SECOND: Duration = Duration::from_secs(1);
 

@@ -25,8 +25,9 @@ use parking_lot::Mutex;
 
 use super::redial::{Action, PAUSE, Redial};
 use super::{Paths, resolver};
-use crate::bootstrap::{AcceptFd, Dial, Listening, ServeResult, not_watched};
-use crate::driver::{Driver, Lane};
+use crate::bootstrap::{AcceptFd, Dial, Listening, ServeResult};
+use crate::driver::{Driver, Lane, LanePurpose};
+use crate::error::not_watched;
 
 /// Maximum number of dials that began less than [`NEW_DIAL_TIME`] ago.
 const MAX_NEW_DIALS: usize = 64;
@@ -63,7 +64,7 @@ enum Request {
 
 /// A handle to the reconnecting of a connection. Dropping the handle cancels the reconnecting.
 #[derive(Debug)]
-pub(crate) struct RedialHandle {
+pub(super) struct RedialHandle {
     token: u64,
 }
 
@@ -80,13 +81,13 @@ impl Drop for RedialHandle {
 /// Returns an error if the thread cannot be started.
 pub(super) fn redial(
     driver: Weak<Driver>,
-    redial_count: u32,
+    request_count: u32,
     paths: Paths,
     timeout: Duration,
 ) -> io::Result<RedialHandle> {
     let redial = Redial::new(paths, Deadline::new(timeout));
     let side = Side::Connector(Box::new(Connector { redial, attempt: Attempt::None }));
-    insert(Broken { driver, redial_count, side, timer: None })
+    insert(Broken { driver, request_count, side, timer: None })
 }
 
 /// Serves a listener until the peer has reconnected, or ends the connection when the time limit expires. Never blocks.
@@ -96,12 +97,12 @@ pub(super) fn redial(
 /// Returns an error if the thread cannot be started.
 pub(super) fn await_redial(
     driver: Weak<Driver>,
-    redial_count: u32,
+    request_count: u32,
     listening: Weak<Listening>,
     timeout: Duration,
 ) -> io::Result<RedialHandle> {
     let side = Side::Listener { listening, deadline: Deadline::new(timeout) };
-    insert(Broken { driver, redial_count, side, timer: None })
+    insert(Broken { driver, request_count, side, timer: None })
 }
 
 fn insert(broken: Broken) -> io::Result<RedialHandle> {
@@ -119,7 +120,7 @@ fn insert(broken: Broken) -> io::Result<RedialHandle> {
 
 /// Destroys a lane that another one has replaced: in the redialer's thread if it runs, because the device may take
 /// long, and the caller may be a thread of a runtime.
-pub(crate) fn destroy(lane: Arc<Lane>) {
+pub(super) fn destroy(lane: Arc<Lane>) {
     let mut inbox = INBOX.lock();
     if inbox.waker.is_some() {
         inbox.send(Request::Destroy(lane));
@@ -146,7 +147,7 @@ impl Inbox {
 /// A broken connection.
 struct Broken {
     driver: Weak<Driver>,
-    redial_count: u32,
+    request_count: u32,
     side: Side,
     timer: Option<Instant>,
 }
@@ -195,7 +196,7 @@ struct Redialer {
     watch: Watch,
     wake: UnixStream,
     connections: HashMap<u64, Broken>,
-    /// The connection of the current step, which is not in `connections` meanwhile, and its redial count.
+    /// The connection of the current step, which is not in `connections` meanwhile, and the count of its request.
     stepping: Option<(Weak<Driver>, u32)>,
     servers: HashMap<u64, Server>,
     /// The timers of connections and servers, by their tokens. An entry that differs from the `timer` of its connection
@@ -310,15 +311,15 @@ impl Redialer {
             return self.serve(token, now);
         }
         let Some(mut broken) = self.connections.remove(&token) else { return };
-        self.stepping = Some((Weak::clone(&broken.driver), broken.redial_count));
+        self.stepping = Some((Weak::clone(&broken.driver), broken.request_count));
         let next = match &mut broken.side {
             Side::Connector(connector) => {
-                self.step_connector(token, &broken.driver, broken.redial_count, connector, now)
+                self.step_connector(token, &broken.driver, broken.request_count, connector, now)
             }
             Side::Listener { deadline, .. } => {
                 if deadline.left_at(now).is_zero() {
                     let reason = format!("the peer did not reconnect within {:?}", deadline.timeout);
-                    give_up(&broken.driver, broken.redial_count, &reason);
+                    give_up(&broken.driver, broken.request_count, &reason);
                     Next::Finished
                 } else {
                     Next::Wait(Some(deadline.at()))
@@ -340,7 +341,7 @@ impl Redialer {
         &mut self,
         token: u64,
         driver: &Weak<Driver>,
-        redial_count: u32,
+        request_count: u32,
         connector: &mut Connector,
         now: Instant,
     ) -> Next {
@@ -373,7 +374,9 @@ impl Redialer {
                 }
                 Action::Dial(peer) => {
                     let deadline = Deadline::after(now, redial.begin_dial(now));
-                    let dial = Dial::new(peer, &redial.paths().options, deadline).and_then(|dial| {
+                    let purpose = LanePurpose::Resume(Weak::clone(driver));
+                    let dial = Dial::with_purpose(peer, &redial.paths().options, purpose, deadline);
+                    let dial = dial.and_then(|dial| {
                         let watched = self.watch.add_as(dial.as_fd(), Interest::Read, token);
                         watched.map(|()| Box::new(dial)).map_err(not_watched)
                     });
@@ -387,7 +390,7 @@ impl Redialer {
                 }
                 Action::WaitUntil(when) => return Next::Wait(Some(when)),
                 Action::GiveUp(reason) => {
-                    give_up(driver, redial_count, &reason);
+                    give_up(driver, request_count, &reason);
                     return Next::Finished;
                 }
             }
@@ -522,16 +525,16 @@ impl Drop for Redialer {
                 Request::Cancel(_) | Request::Resolved(..) | Request::Destroy(_) => None,
             });
             let broken = self.connections.drain().map(|(_, broken)| broken).chain(inserted);
-            let broken = broken.map(|broken| (broken.driver, broken.redial_count));
-            for (driver, redial_count) in broken.chain(self.stepping.take()) {
-                give_up(&driver, redial_count, "the reconnecting thread has panicked");
+            let broken = broken.map(|broken| (broken.driver, broken.request_count));
+            for (driver, request_count) in broken.chain(self.stepping.take()) {
+                give_up(&driver, request_count, "the reconnecting thread has panicked");
             }
         }
     }
 }
 
-fn give_up(driver: &Weak<Driver>, redial_count: u32, reason: &str) {
+fn give_up(driver: &Weak<Driver>, request_count: u32, reason: &str) {
     if let Some(driver) = driver.upgrade() {
-        driver.give_up_after(redial_count, reason);
+        driver.end_after(request_count, reason);
     }
 }

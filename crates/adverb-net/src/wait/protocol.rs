@@ -41,7 +41,7 @@ pub(crate) struct Waiters {
     arming: Arming,
     spin: AdaptiveSpin,
     #[cfg(test)]
-    pub(crate) fault: Option<Fault>,
+    pub(super) fault: Option<Fault>,
 }
 
 /// The thread that waits for events, if there is one.
@@ -81,7 +81,7 @@ pub(crate) enum CallerKind {
 
 /// One waiting caller.
 #[derive(Debug)]
-pub(crate) struct Caller {
+struct Caller {
     kind: CallerKind,
     role: Role,
     has_spun: bool,
@@ -102,7 +102,7 @@ enum Role {
 
 /// The next step of a waiting caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Step {
+enum Step {
     /// Request an event for the next completion.
     Arm,
     /// Poll the completion queue, report to [`Waiters::polled`], and process the completions.
@@ -135,7 +135,7 @@ pub(crate) enum Notify {
 }
 
 impl Caller {
-    pub(crate) fn new(kind: CallerKind) -> Caller {
+    fn new(kind: CallerKind) -> Caller {
         Caller { kind, role: Role::Outside, has_spun: kind == CallerKind::Handshake, spin: None }
     }
 }
@@ -143,7 +143,7 @@ impl Caller {
 impl Waiters {
     /// Returns the next step of a caller whose condition doesn't hold. `has_lane` is whether the connection has a lane
     /// with events for callers other than its handshake.
-    pub(crate) fn advance(&mut self, caller: &mut Caller, has_lane: bool) -> Step {
+    fn advance(&mut self, caller: &mut Caller, has_lane: bool) -> Step {
         let is_vacant = caller.role == Role::Leading || self.leader == Leader::Vacant;
         let waits_for_events = match caller.kind {
             CallerKind::Thread | CallerKind::Task => has_lane && is_vacant,
@@ -227,7 +227,7 @@ impl Waiters {
 
     /// Records the end of a caller's spinning. A thread's is successful if it has found completions, a task's if its
     /// condition holds.
-    pub(crate) fn spun(&mut self, caller: &mut Caller, is_success: bool) {
+    fn spun(&mut self, caller: &mut Caller, is_success: bool) {
         caller.spin.as_mut().unwrap_or(&mut self.spin).end(is_success);
         if caller.role == Role::Leading {
             self.leader = Leader::Present;
@@ -237,7 +237,7 @@ impl Waiters {
     }
 
     /// Records that a caller has taken an event.
-    pub(crate) fn event_taken(&mut self, caller: &mut Caller) -> Notify {
+    fn event_taken(&mut self, caller: &mut Caller) -> Notify {
         self.arming = Arming::Raised;
         if caller.role == Role::Leading {
             caller.has_spun = false;
@@ -266,7 +266,7 @@ impl Waiters {
     }
 
     /// Ends a caller's wait. Has no effect on a caller that doesn't wait.
-    pub(crate) fn leave(&mut self, caller: &mut Caller) -> Notify {
+    fn leave(&mut self, caller: &mut Caller) -> Notify {
         let has_waited = caller.role != Role::Outside;
         self.set_role(caller, Role::Outside);
         *caller = Caller { spin: caller.spin.take(), ..Caller::new(caller.kind) };
@@ -287,7 +287,7 @@ impl Waiters {
 
 /// A mutation of the protocol. A test must detect each of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Fault {
+pub(super) enum Fault {
     /// A caller sleeps after arming without another poll.
     NoPollAfterArm,
     /// A leaving thread notifies no follower.
@@ -419,7 +419,7 @@ where
 /// answer. After an unsuccessful spin the next wait doesn't spin; after each further one, the next 3, 7, and so on. So
 /// a caller that was preempted soon spins again, and a caller that waits for long hardly ever does.
 #[derive(Debug, Default)]
-pub(crate) struct AdaptiveSpin {
+struct AdaptiveSpin {
     /// The number of waits without spinning before the next spin.
     skips: u32,
     /// The number of these waits that have passed.
@@ -433,7 +433,7 @@ const MAX_SKIPS: u32 = 63;
 
 impl AdaptiveSpin {
     /// Returns the time to spin in the wait that begins.
-    pub(crate) fn begin(&mut self) -> Duration {
+    fn begin(&mut self) -> Duration {
         if self.skipped < self.skips {
             self.skipped += 1;
             return Duration::ZERO;
@@ -443,7 +443,7 @@ impl AdaptiveSpin {
     }
 
     /// Records whether spinning was successful.
-    pub(crate) fn end(&mut self, is_success: bool) {
+    fn end(&mut self, is_success: bool) {
         self.skips = if is_success { 0 } else { (self.skips * 2 + 1).min(MAX_SKIPS) };
     }
 }

@@ -92,7 +92,7 @@ entry! {
         service: *const c_char,
         hints: *const rdma_addrinfo,
         res: *mut *mut rdma_addrinfo,
-    ) -> c_int {
+    ) -> c_int, Infallible {
         if node.is_null() && service.is_null() && hints.is_null() {
             fail::<()>(libc::EINVAL);
             return -1;
@@ -119,7 +119,12 @@ entry! {
             copy_address((hints.ai_dst_addr, hints.ai_dst_len), (&mut info.ai_dst_addr, &mut info.ai_dst_len));
             let copy = duplicate((&raw const info).cast(), size_of_val(&info));
             res.write(copy.cast());
-            if copy.is_null() { libc::EAI_MEMORY } else { 0 }
+            if copy.is_null() {
+                libc::free(info.ai_src_addr.cast());
+                libc::free(info.ai_dst_addr.cast());
+                return libc::EAI_MEMORY;
+            }
+            0
         }
     }
 

@@ -9,13 +9,14 @@ use parking_lot::Mutex;
 
 use super::id::Id;
 use super::{Status, connect, multicast, status};
-use crate::entry::{errno, fail};
+use crate::entry::{Pointee, Purpose, errno, fail};
 
 /// An event channel. Its descriptor is a semaphore whose value is the number of pending events, except while an event is
 /// added or removed.
 #[repr(C)]
 pub(super) struct Channel {
     base: UnsafeCell<rdma_event_channel>,
+    generation: u32,
     events: Mutex<VecDeque<Box<Event>>>,
 }
 
@@ -30,6 +31,7 @@ unsafe impl Sync for Channel {}
 pub(super) struct Event {
     pub(super) base: UnsafeCell<rdma_cm_event>,
     pub(super) private_data: Vec<u8>,
+    generation: u32,
 }
 
 // SAFETY: the identifiers that an event names are usable from all threads, and so is its private data.
@@ -40,7 +42,8 @@ impl Event {
     pub(super) fn new(id: &Id, event: rdma_cm_event_type, status: c_int) -> Box<Event> {
         let mut base = rdma_cm_event::zeroed();
         (base.id, base.event, base.status) = (id.as_ptr(), event, status);
-        Box::new(Event { base: UnsafeCell::new(base), private_data: Vec::new() })
+        let generation = crate::fork::generation();
+        Box::new(Event { base: UnsafeCell::new(base), private_data: Vec::new(), generation })
     }
 
     /// Sets the parameters of a connection.
@@ -91,6 +94,26 @@ impl Event {
     }
 }
 
+impl Pointee for rdma_event_channel {
+    /// # Safety
+    ///
+    /// The object is alive.
+    unsafe fn check(this: *mut rdma_event_channel, _purpose: Purpose) -> Result<(), c_int> {
+        // SAFETY: as the caller says.
+        crate::fork::check(unsafe { Channel::of(this) }.generation)
+    }
+}
+
+impl Pointee for rdma_cm_event {
+    /// # Safety
+    ///
+    /// The object is alive.
+    unsafe fn check(this: *mut rdma_cm_event, _purpose: Purpose) -> Result<(), c_int> {
+        // SAFETY: as the caller says; the struct starts with `base`.
+        crate::fork::check(unsafe { (*this.cast::<Event>()).generation })
+    }
+}
+
 impl Channel {
     /// Creates a channel.
     pub(super) fn create() -> Result<*mut rdma_event_channel, c_int> {
@@ -100,7 +123,12 @@ impl Channel {
             return Err(errno());
         }
         let base = UnsafeCell::new(rdma_event_channel { fd });
-        Ok(Box::into_raw(Box::new(Channel { base, events: Mutex::default() })).cast())
+        Ok(Box::into_raw(Box::new(Channel {
+            base,
+            generation: crate::fork::generation(),
+            events: Mutex::default(),
+        }))
+        .cast())
     }
 
     /// Returns the channel that a program has the address of.
@@ -200,8 +228,12 @@ unsafe fn prepare(event: *mut rdma_cm_event) -> Result<(), c_int> {
         // SAFETY: as above.
         RDMA_CM_EVENT_MULTICAST_JOIN => multicast::complete(id, unsafe { &mut *event }),
         RDMA_CM_EVENT_CONNECT_REQUEST => {
-            // SAFETY: the listener of a reported request is alive.
-            let is_sync = unsafe { Id::of(listener) }.state.lock().is_sync;
+            let is_sync = {
+                // SAFETY: the listener of a reported request is alive.
+                let mut listener = unsafe { Id::of(listener) }.state.lock();
+                listener.backlog += 1;
+                listener.is_sync
+            };
             if is_sync {
                 return id.migrate(std::ptr::null_mut());
             }
@@ -256,6 +288,6 @@ entry! {
         }
         // SAFETY: the event was reported, and the program doesn't use it any more.
         unsafe { acknowledge(event) };
-        Status(0)
+        Status::SUCCESS
     }
 }

@@ -342,7 +342,7 @@ entry! {
 
     /// Does nothing for IBV_EVENT_COMM_EST, because the NIC itself notifies the connection manager, and fails for other events.
     fn rdma_notify(_id: *mut rdma_cm_id, event: ibv_event_type) -> Status {
-        if event == IBV_EVENT_COMM_EST { Status(0) } else { crate::entry::fail(libc::EINVAL) }
+        if event == IBV_EVENT_COMM_EST { Status::SUCCESS } else { crate::entry::fail(libc::EINVAL) }
     }
 
     /// Fills in the attributes for a transition of the queue pair.

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ use crate::signals::BlockedSignals;
 
 /// Starts the thread.
 pub(super) fn start(manager: &'static Manager) -> io::Result<()> {
-    let dispatch = move || crate::entry::call(|| -> () { run(manager) });
+    let dispatch = move || _ = crate::entry::catch(|| run(manager));
     let _blocked = BlockedSignals::new();
     std::thread::Builder::new().name("adverb-cm".to_owned()).spawn(dispatch).map(drop)
 }
@@ -31,7 +32,7 @@ fn run(manager: &Manager) {
     loop {
         let timeout = repeat(manager).map_or(-1, |timeout| timeout.as_millis() as c_int + 1);
         // SAFETY: the pointer is to one event. After an error the thread polls the channels, and waits again.
-        unsafe { libc::epoll_wait(manager.readiness, &raw mut ready, 1, timeout) };
+        unsafe { libc::epoll_wait(manager.readiness.as_raw_fd(), &raw mut ready, 1, timeout) };
         let mut channels = vec![Arc::clone(&manager.events)];
         channels.extend(manager.table.lock().listeners.values().map(|listener| Arc::clone(&listener.events)));
         for channel in channels {
@@ -183,7 +184,8 @@ impl Table {
         listener.put_locked(event);
     }
 
-    /// Makes an identifier for a peer of a listener. Returns `None` if the listener is closed.
+    /// Makes an identifier for a peer of a listener. Returns `None` if the listener is closed, or if the program has not
+    /// taken as many requests as its backlog, as in the kernel.
     fn accept(
         &self,
         manager: &Manager,
@@ -191,13 +193,22 @@ impl Table {
         peer: &Incoming,
     ) -> Option<(&'static Id, &'static Id)> {
         let listener = self.listeners.get(&listener)?;
+        // SAFETY: an identifier in the table is alive.
+        let is_full = unsafe { listener.id.0.as_ref() }.state.lock().backlog == 0;
+        if is_full {
+            return None;
+        }
         // SAFETY: an identifier in the table is alive; its fields don't change while it listens.
         let (listener, id) = unsafe {
             let listener: &'static Id = &*listener.id.0.as_ptr();
             let base = listener.as_ptr();
             (listener, Id::leak((*base).channel, (*base).context, (*base).ps, (*base).qp_type))
         };
-        id.attach_device(manager).ok()?;
+        if id.attach_device(manager).is_err() {
+            // SAFETY: no program knows the identifier, which `leak` made with a box.
+            drop(unsafe { Box::from_raw(id.as_ptr().cast::<Id>()) });
+            return None;
+        }
         let port = peer.service.port().unwrap_or_default();
         id.set_local(SocketAddr::new(Gid::from(peer.addrs.local).udp_addr().ip(), port));
         let source = peer.source.map_or(0, |source| source.port());
@@ -205,6 +216,7 @@ impl Table {
         id.set_peer(SocketAddr::new(address, source), peer.addrs.remote);
         id.state.lock().remote = Some(peer.addrs.remote);
         id.set_path(manager);
+        listener.state.lock().backlog -= 1;
         Some((listener, id))
     }
 

@@ -12,7 +12,7 @@ use crate::entry::errno;
 
 /// Returns the errno value if a function failed.
 fn result(status: Status) -> Result<(), c_int> {
-    if status == Status(0) { Ok(()) } else { Err(errno()) }
+    if status == Status::SUCCESS { Ok(()) } else { Err(errno()) }
 }
 
 /// Resolves the addresses of an endpoint.

@@ -17,12 +17,13 @@ use super::manager::{Manager, Port};
 use super::multicast::Group;
 use super::{Status, address, status};
 use crate::acks::Acks;
-use crate::entry::fail;
+use crate::entry::{Pointee, Purpose, fail};
 
 /// An identifier.
 #[repr(C)]
 pub(crate) struct Id {
     base: UnsafeCell<rdma_cm_id>,
+    generation: u32,
     pub(super) state: Mutex<State>,
     /// The acknowledgements of its events. Requests count at their listener.
     pub(super) acks: Acks,
@@ -42,6 +43,8 @@ pub(super) struct State {
     /// Whether the identifier was made without a channel, so that calls wait for their events.
     pub(super) is_sync: bool,
     pub(super) options: Options,
+    /// The number of requests that a listener can still queue for the program.
+    pub(super) backlog: usize,
     /// The attributes of the queue pairs of a listening endpoint.
     pub(super) qp_init: Option<ibv_qp_init_attr>,
     /// The private data of an endpoint's connection request.
@@ -85,6 +88,16 @@ pub(super) struct Options {
     pub(super) family_only: bool,
 }
 
+impl Pointee for rdma_cm_id {
+    /// # Safety
+    ///
+    /// The object is alive.
+    unsafe fn check(this: *mut rdma_cm_id, _purpose: Purpose) -> Result<(), c_int> {
+        // SAFETY: as the caller says.
+        crate::fork::check(unsafe { Id::of(this) }.generation)
+    }
+}
+
 impl Id {
     /// Returns the identifier that a program has the address of.
     ///
@@ -112,6 +125,7 @@ impl Id {
         (base.channel, base.context, base.ps, base.qp_type) = (channel, context, ps, qp_type);
         Box::leak(Box::new(Id {
             base: UnsafeCell::new(base),
+            generation: crate::fork::generation(),
             state: Mutex::new(State {
                 stage: Stage::Idle,
                 port: None,
@@ -120,6 +134,7 @@ impl Id {
                 requested_limits: RdAtomicLimits { max_dest_rd_atomic: 0, max_rd_atomic: 0 },
                 is_sync: false,
                 options: Options::default(),
+                backlog: 0,
                 qp_init: None,
                 connect_data: Vec::new(),
                 groups: Vec::new(),
@@ -314,9 +329,6 @@ impl Id {
         // SAFETY: as the caller says.
         let this = unsafe { Id::of(id) };
         let manager = Manager::get()?;
-        if !manager.nic().nic.is_owned_by_this_process() {
-            return Err(libc::EPERM);
-        }
         this.acknowledge_last();
         // The listener's requests are rejected, and no further events are added.
         manager.end(this);
@@ -392,6 +404,13 @@ entry! {
         // SAFETY: the identifier is alive.
         status(unsafe { Id::of(id) }.migrate(channel))
     }
+}
+
+/// Returns the number of requests that a listener can still queue.
+#[cfg(test)]
+pub(crate) fn backlog_of(id: *mut rdma_cm_id) -> usize {
+    // SAFETY: the test's identifier is alive.
+    unsafe { Id::of(id) }.state.lock().backlog
 }
 
 /// The time limit of a connection request and of its acceptance.

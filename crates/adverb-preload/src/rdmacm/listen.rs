@@ -50,6 +50,7 @@ impl Id {
         let mut table = manager.table.lock();
         let params = ListenParams { service, bind, transport, backlog };
         let listener = manager.cm().listen(params, &events).map_err(errno_of)?;
+        self.state.lock().backlog = backlog;
         table.listeners.insert(listener, Listener { id: Listed(NonNull::from(self)), events });
         drop(table);
         self.state.lock().stage = Stage::Listening(listener);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::IpAddr;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,18 +20,21 @@ use parking_lot::Mutex;
 
 use super::id::{CONNECT_TIMEOUT, DISCONNECT_TIMEOUT, Id, Stage};
 use crate::context::Context;
+use crate::exit::Work;
+use crate::fork::PerProcess;
 use crate::nic::{Listed, OpenNic};
+use crate::pd::ProtectionDomain;
 
 /// The process's connection manager.
-pub(super) struct Manager {
+pub(crate) struct Manager {
     /// The context of all identifiers, which stays open.
-    context: Listed<ibv_context>,
+    context: Arc<Context>,
     /// The default protection domain of all identifiers, allocated when the first one needs it.
     pd: Mutex<Option<Listed<ibv_pd>>>,
     /// The events of connections and of own queries.
     pub(super) events: Arc<CmEventChannel>,
     /// An epoll descriptor over the event channels.
-    pub(super) readiness: c_int,
+    pub(super) readiness: OwnedFd,
     /// The identifiers. The lock also guards the channel of each identifier.
     pub(super) table: Mutex<Table>,
 }
@@ -120,55 +123,61 @@ impl Families {
     }
 }
 
-static MANAGER: Mutex<Option<&'static Manager>> = Mutex::new(None);
+pub(crate) static MANAGER: PerProcess<&'static Manager> = PerProcess::new();
 
 impl Manager {
     /// Returns this process's connection manager. The first call opens the device and starts a thread.
     pub(super) fn get() -> Result<&'static Manager, c_int> {
-        let mut running = MANAGER.lock();
-        // A forked child has a NIC of its own.
-        if let Some(manager) = *running
-            && manager.nic().nic.is_owned_by_this_process()
-        {
+        crate::fork::install_handler();
+        let mut running = MANAGER.value().lock();
+        if let Some(manager) = *running {
             return Ok(manager);
         }
-        // SAFETY: the device is this library's.
-        let context = unsafe { crate::context::ibv_open_device(crate::device::device()) };
-        let context = NonNull::new(context).ok_or_else(crate::entry::errno)?;
         let io = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EIO);
         // SAFETY: the function has no preconditions.
         let readiness = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if readiness < 0 {
             return Err(crate::entry::errno());
         }
-        let manager: &'static Manager = Box::leak(Box::new(Manager {
-            context: Listed(context),
-            pd: Mutex::new(None),
+        let manager = Manager {
+            // SAFETY: the descriptor is open, and has no other owner.
+            readiness: unsafe { OwnedFd::from_raw_fd(readiness) },
             events: Arc::new(CmEventChannel::new().map_err(io)?),
-            readiness,
+            context: Context::open(crate::device::device(), true)?,
+            pd: Mutex::new(None),
             table: Mutex::default(),
-        }));
+        };
         manager.watch(&manager.events)?;
-        super::dispatch::start(manager).map_err(io)?;
+        // The thread uses the manager until the process ends. Without the thread, the manager is not used at all.
+        let manager: &'static Manager = Box::leak(Box::new(manager));
+        if let Err(error) = super::dispatch::start(manager) {
+            // SAFETY: nothing else has a reference.
+            drop(unsafe { Box::from_raw((&raw const *manager).cast_mut()) });
+            return Err(io(error));
+        }
         // SAFETY: the function has no preconditions. If it can't be registered, peers learn of the exit later.
         unsafe { libc::atexit(disconnect_at_exit) };
         *running = Some(manager);
         Ok(manager)
     }
 
-    /// Returns the connection manager if an identifier was created, without waiting for a lock that may never be
-    /// released after a fork.
+    /// Returns the connection manager if an identifier was created, without waiting for a thread that starts it.
     pub(super) fn if_running() -> Option<&'static Manager> {
-        MANAGER.try_lock().and_then(|running| *running)
+        MANAGER.value().try_lock().and_then(|running| *running)
+    }
+
+    /// Locks the table.
+    #[cfg(test)]
+    pub(crate) fn lock_table(&self) -> impl Sized {
+        self.table.lock()
     }
 
     pub(super) fn context(&self) -> *mut ibv_context {
-        self.context.0.as_ptr()
+        self.context.as_ptr()
     }
 
     pub(super) fn nic(&self) -> &'static OpenNic {
-        // SAFETY: the context stays open.
-        unsafe { Context::of(self.context()) }.nic
+        self.context.nic
     }
 
     pub(super) fn cm(&self) -> Cm<'static> {
@@ -184,9 +193,10 @@ impl Manager {
     pub(super) fn default_pd(&self) -> Result<*mut ibv_pd, c_int> {
         let mut pd = self.pd.lock();
         if pd.is_none() {
-            // SAFETY: the context stays open.
-            let allocated = unsafe { crate::pd::ibv_alloc_pd(self.context()) };
-            *pd = Some(Listed(NonNull::new(allocated).ok_or_else(crate::entry::errno)?));
+            let allocated = ProtectionDomain::create(self.context())?;
+            // The program doesn't leak a domain that it did not allocate.
+            self.nic().counts.destroy_domain();
+            *pd = NonNull::new(allocated).map(Listed);
         }
         Ok(pd.as_ref().map_or(std::ptr::null_mut(), |pd| pd.0.as_ptr()))
     }
@@ -197,7 +207,9 @@ impl Manager {
         let fd = events.as_fd().as_raw_fd();
         let mut interest = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
         // SAFETY: both descriptors are open, and the pointer is valid for reads.
-        match unsafe { libc::epoll_ctl(self.readiness, libc::EPOLL_CTL_ADD, fd, &raw mut interest) } {
+        match unsafe {
+            libc::epoll_ctl(self.readiness.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, &raw mut interest)
+        } {
             0 => Ok(()),
             _ => Err(crate::entry::errno()),
         }
@@ -264,6 +276,12 @@ impl Manager {
     }
 }
 
+impl Drop for Manager {
+    fn drop(&mut self) {
+        self.context.close();
+    }
+}
+
 impl Table {
     /// Whether an identifier has a port for one of the same families.
     fn is_claimed(&self, port: Port) -> bool {
@@ -293,28 +311,34 @@ fn is_ending(cm: Cm<'_>, connection: ConnectionId) -> bool {
     cm.state(connection) == Some(ConnectionState::DreqSent)
 }
 
-/// Disconnects the connections of a process that exits, as the kernel does. Waits up to [`EXIT_TIMEOUT`] for the peers'
-/// replies, because lost messages are repeated meanwhile.
 extern "C" fn disconnect_at_exit() {
-    crate::entry::call(|| {
-        let Some(manager) = Manager::if_running() else { return };
-        if !manager.nic().nic.is_owned_by_this_process() || manager.nic().nic.has_failed() {
-            return;
-        }
-        // Another thread may hold the lock, and may have ended.
-        let Some(mut table) = manager.table.try_lock_for(EXIT_TIMEOUT) else { return };
-        let cm = manager.cm();
-        let connections: Vec<ConnectionId> =
-            table.connections.drain().map(|(connection, _)| connection).collect();
-        for connection in connections {
-            cm.abort(connection, DISCONNECT_TIMEOUT);
-            table.ending.push(connection);
-        }
-        let start = Instant::now();
-        while table.ending.iter().any(|ending| is_ending(cm, *ending)) && start.elapsed() < EXIT_TIMEOUT {
-            std::thread::sleep(Duration::from_millis(1));
+    _ = crate::entry::catch(|| {
+        if let Some(manager) = Manager::if_running() {
+            manager.nic().exit.request(manager.nic(), Work::Disconnect);
         }
     });
+}
+
+/// Disconnects the connections of a process that exits, as the kernel does. Waits up to [`EXIT_TIMEOUT`] for the peers'
+/// replies, because lost messages are repeated meanwhile.
+pub(crate) fn disconnect() {
+    let Some(manager) = Manager::if_running() else { return };
+    if manager.nic().nic.has_failed() {
+        return;
+    }
+    // Another thread may hold the lock, and may have ended.
+    let Some(mut table) = manager.table.try_lock_for(EXIT_TIMEOUT) else { return };
+    let cm = manager.cm();
+    let connections: Vec<ConnectionId> =
+        table.connections.drain().map(|(connection, _)| connection).collect();
+    for connection in connections {
+        cm.abort(connection, DISCONNECT_TIMEOUT);
+        table.ending.push(connection);
+    }
+    let start = Instant::now();
+    while table.ending.iter().any(|ending| is_ending(cm, *ending)) && start.elapsed() < EXIT_TIMEOUT {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// The time that an exiting process waits for its peers to confirm the ends of connections.

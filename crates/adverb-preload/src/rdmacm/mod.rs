@@ -19,6 +19,13 @@ mod resolve;
 mod rsocket;
 mod strings;
 
+pub(crate) use manager::{MANAGER, disconnect};
+#[cfg(test)]
+pub(crate) use {
+    address::*, channel::*, connect::*, endpoint::*, id::*, listen::*, multicast::*, options::*, qp::*,
+    resolve::*,
+};
+
 use libc::c_int;
 
 use crate::entry::{OnFailure, fail};
@@ -28,16 +35,24 @@ use crate::entry::{OnFailure, fail};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Status(c_int);
 
+impl Status {
+    pub(crate) const SUCCESS: Status = Status(0);
+}
+
 impl OnFailure for Status {
     fn on_failure(_: c_int) -> Status {
         Status(-1)
+    }
+
+    fn errno(&self) -> Option<c_int> {
+        (*self == Status(-1)).then(crate::entry::errno)
     }
 }
 
 /// Returns the result of a call, and sets errno if it failed.
 fn status(result: Result<(), c_int>) -> Status {
     match result {
-        Ok(()) => Status(0),
+        Ok(()) => Status::SUCCESS,
         Err(errno) => fail(errno),
     }
 }

@@ -66,6 +66,6 @@ entry! {
     fn rdma_get_remote_ece(_id: *mut rdma_cm_id, ece: *mut ibv_ece) -> Status {
         // SAFETY: the options are valid for writes.
         unsafe { ece.write(ibv_ece::zeroed()) };
-        Status(0)
+        Status::SUCCESS
     }
 }

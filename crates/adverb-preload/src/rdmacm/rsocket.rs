@@ -12,6 +12,7 @@ macro_rules! unsupported {
             // SAFETY: the name is that of a C function, which this library replaces.
             #[unsafe(no_mangle)]
             pub(crate) extern "C" fn $name() -> $ret {
+                crate::calls::count(stringify!($name), libc::EOPNOTSUPP);
                 fail::<()>(libc::EOPNOTSUPP);
                 -1
             }

@@ -4,25 +4,23 @@ use adverb_probe::Key;
 use adverb_probe::figures::ResponderStamps;
 use adverb_probe::format::{Ack, AckKind, PROBE_LEN, Probe, Sequence};
 use adverb_probe::stamp::StampKind;
+use adverb_probe::ud_queue::Destination;
+use adverb_wire::random::SplitMix64;
 
-/// A sequence of numbers that follows from a seed (splitmix64).
-pub(crate) struct Random(u64);
+/// A sequence of numbers that follows from a seed.
+pub(crate) struct Random(SplitMix64);
 
 impl Random {
     pub(crate) fn new(seed: u64) -> Random {
-        Random(seed ^ 0x7072_6f62_6561_7474)
+        Random(SplitMix64(seed ^ 0x7072_6f62_6561_7474))
     }
 
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ bits >> 31
+        self.0.next_u64()
     }
 
     pub(crate) fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
+        self.0.below(limit as u64) as usize
     }
 
     fn bytes(&mut self, len: usize) -> Vec<u8> {
@@ -35,8 +33,10 @@ impl Random {
 pub(crate) enum Kind {
     /// A probe with the tag of probers without a key.
     WithoutKey,
-    /// A probe with the responder's key, as an attacker records and repeats it.
+    /// A probe with the responder's key, as an attacker records and repeats it, from the prober's address and queue pair.
     Replayed,
+    /// A recorded probe from another address and queue pair than its prober's.
+    Redirected,
     WrongTag,
     /// A probe of up to 1024 bytes with random padding.
     Padded,
@@ -56,9 +56,10 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 15] = [
+    pub(crate) const ALL: [Kind; 16] = [
         Kind::WithoutKey,
         Kind::Replayed,
+        Kind::Redirected,
         Kind::WrongTag,
         Kind::Padded,
         Kind::Truncated,
@@ -78,6 +79,7 @@ impl Kind {
         match self {
             Kind::WithoutKey => "probe without the key",
             Kind::Replayed => "replayed probe",
+            Kind::Redirected => "replayed from elsewhere",
             Kind::WrongTag => "probe with a wrong tag",
             Kind::Padded => "probe with random padding",
             Kind::Truncated => "truncated probe",
@@ -98,10 +100,13 @@ impl Kind {
     pub(crate) fn effect(self, has_key: bool) -> Effect {
         match self {
             Kind::Replayed => Effect::Answered,
-            Kind::WithoutKey | Kind::WrongTag | Kind::Padded | Kind::FromItself if !has_key => {
-                Effect::Answered
+            Kind::WithoutKey | Kind::Redirected | Kind::WrongTag | Kind::Padded | Kind::FromItself => {
+                if has_key {
+                    Effect::BadTag
+                } else {
+                    Effect::Answered
+                }
             }
-            Kind::WithoutKey | Kind::WrongTag | Kind::Padded | Kind::FromItself => Effect::BadTag,
             Kind::Acknowledgement if has_key => Effect::BadTag,
             Kind::Truncated
             | Kind::WrongVersion
@@ -113,23 +118,25 @@ impl Kind {
         }
     }
 
-    /// Returns the payload. `max_payload` is the MTU.
+    /// Returns the payload. `sender` is the source of the packet, `prober` is a prober that has the key, and `max_payload`
+    /// is the MTU.
     pub(crate) fn payload(
         self,
         random: &mut Random,
         sequence: Sequence,
+        [sender, prober]: [&Destination; 2],
         key: Option<&Key>,
         max_payload: usize,
     ) -> Vec<u8> {
         let probe = Probe { sequence, flow_label: random.next() as u32, dscp: random.next() as u8 };
         let written = |len: usize, key: Option<&Key>| {
             let mut bytes = vec![0; len];
-            probe.write(&mut bytes, key);
+            probe.write(&mut bytes, if self == Kind::Redirected { prober } else { sender }, key);
             bytes
         };
         let mut bytes = written(PROBE_LEN, None);
         match self {
-            Kind::Replayed => bytes = written(PROBE_LEN, key),
+            Kind::Replayed | Kind::Redirected => bytes = written(PROBE_LEN, key),
             Kind::WrongTag => {
                 bytes = written(PROBE_LEN, key);
                 bytes[16 + random.below(16)] ^= 1 << random.below(8);
@@ -144,7 +151,7 @@ impl Kind {
             Kind::WrongVersion => bytes[random.below(2)] ^= 1 + random.below(255) as u8,
             Kind::UnknownMessage => bytes[2] = 4 + random.below(252) as u8,
             Kind::WrongField => bytes[3 + random.below(2)] |= 0xc0,
-            Kind::Acknowledgement => bytes = acknowledgement(random, sequence, None),
+            Kind::Acknowledgement => bytes = acknowledgement(random, sequence, sender),
             Kind::Random => {
                 let len = random.below(512);
                 bytes = random.bytes(1 + len);
@@ -170,8 +177,8 @@ pub(crate) enum Effect {
     DroppedByNic,
 }
 
-/// Returns an ACK1 or ACK2 of a probe, with any stamps.
-pub(crate) fn acknowledgement(random: &mut Random, sequence: Sequence, key: Option<&Key>) -> Vec<u8> {
+/// Returns an ACK1 or ACK2 of a probe without the key, with any stamps.
+pub(crate) fn acknowledgement(random: &mut Random, sequence: Sequence, prober: &Destination) -> Vec<u8> {
     let kind = match random.below(3) {
         0 => AckKind::First,
         1 => AckKind::Second(None),
@@ -182,5 +189,5 @@ pub(crate) fn acknowledgement(random: &mut Random, sequence: Sequence, key: Opti
             acked_kind: StampKind::Nic,
         })),
     };
-    Ack { sequence, responder_epoch: random.next() as u32, kind }.to_bytes(key).to_vec()
+    Ack { sequence, responder_epoch: random.next() as u32, kind }.to_bytes(prober, None).to_vec()
 }

@@ -3,7 +3,7 @@
 //! The attacker knows the numbers and queue keys of all queue pairs, and the epochs. It doesn't know the key, but has
 //! recorded probes. Its packets are complete RoCE packets with a valid ICRC.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,12 +11,14 @@ use std::time::{Duration, Instant};
 
 use adverb_probe::answer::{AnswerCounts, Rate};
 use adverb_probe::format::{ACK_LEN, PROBE_LEN, Probe, Sequence};
+use adverb_probe::paths::MAX_ACK_PORTS;
 use adverb_probe::session::{ProbeEventKind, ProbeResult};
 use adverb_probe::ud_queue::Destination;
 use adverb_probe::{
     Key, Peer, ProbePath, Prober, ProberOptions, Responder, ResponderOptions, ResponderStats,
 };
-use adverb_verbs::{Qpn, SoftDevice};
+use adverb_verbs::cm::UD_QKEY;
+use adverb_verbs::{Gid, Qpn, SoftDevice};
 use adverb_wire::{Flow, Header, MAX_HEADER_LEN, Operation, Packet, Psn, ROCE_PORT, Ud};
 
 use crate::datagrams::{Effect, Kind, Random, acknowledgement};
@@ -120,6 +122,8 @@ struct Round {
     good_probes: u64,
     sent: HashMap<Sequence, Sent>,
     totals: [Totals; Kind::ALL.len()],
+    /// The source ports of the answers. The probes have random flow labels.
+    answer_ports: HashSet<u16>,
     expected: AnswerCounts,
     /// The datagrams to the prober: acknowledgements of other epochs, of its own epoch and not of the last probes,
     /// duplicates, invalid ones, and ones with a wrong tag.
@@ -185,6 +189,7 @@ impl Round {
             good_probes: 0,
             sent: HashMap::new(),
             totals: Default::default(),
+            answer_ports: HashSet::new(),
             expected: AnswerCounts::default(),
             to_prober: [0; 5],
             key,
@@ -201,7 +206,6 @@ impl Round {
             }
             // The epoch identifies the kind when an answer arrives.
             let sequence = Sequence { epoch: number as u32, number: self.sent.len() as u32 };
-            let payload = kind.payload(&mut self.random, sequence, self.key.as_ref(), self.max_payload);
             let from = match kind {
                 Kind::FromItself => &self.itself,
                 _ if self.is_limited => &self.attackers[0],
@@ -215,6 +219,10 @@ impl Round {
                 Kind::FromItself => source_qp = destination.qpn,
                 _ => {}
             }
+            let sender = Destination { gid: Gid::from(from.addr.ip()), qpn: source_qp, qkey: UD_QKEY };
+            let probers = [&sender, &self.prober_target];
+            let key = self.key.as_ref();
+            let payload = kind.payload(&mut self.random, sequence, probers, key, self.max_payload);
             let mut packet = from.packet(self.responder_addr, &destination, source_qp, &payload);
             if kind == Kind::WrongIcrc {
                 from.break_icrc(self.responder_addr, &mut packet, &mut self.random);
@@ -250,7 +258,7 @@ impl Round {
                 1 => Sequence { number: u32::MAX - random.below(1000) as u32, ..last },
                 _ => Sequence { number: random.below(last.number as usize + 1) as u32, ..last },
             };
-            let mut payload = acknowledgement(random, sequence, None);
+            let mut payload = acknowledgement(random, sequence, &self.prober_target);
             let effect = match choice {
                 3 => {
                     payload.truncate(random.below(ACK_LEN));
@@ -258,7 +266,7 @@ impl Round {
                 }
                 4 => {
                     payload = vec![0; PROBE_LEN];
-                    Probe { sequence, flow_label: 0, dscp: 0 }.write(&mut payload, None);
+                    Probe { sequence, flow_label: 0, dscp: 0 }.write(&mut payload, &self.prober_target, None);
                     if has_key { 4 } else { 3 }
                 }
                 // An acknowledgement without the key.
@@ -319,6 +327,7 @@ impl Round {
                     format!("an answer to a datagram that must not be answered: {payload:x?}")
                 })?;
                 sent.answers += 1;
+                self.answer_ports.insert(from.port());
                 let totals = &mut self.totals[sequence.epoch as usize];
                 totals.answers += 1;
                 totals.bytes_out += len as u64 - UD_OVERHEAD;
@@ -355,6 +364,9 @@ impl Round {
             return Err(format!("the prober dropped {to_prober:?}, expected {:?}", self.to_prober));
         }
         self.receive_answers()?;
+        if self.answer_ports.len() > usize::from(MAX_ACK_PORTS) {
+            return Err(format!("answers have {} source ports", self.answer_ports.len()));
+        }
         let Round { responder, prober, .. } = self;
         drop(prober);
         let ResponderStats { answers, queue, .. } = responder.stop();

@@ -59,7 +59,10 @@ impl RouteResponder for QueueResponder<'_> {
         let mut bytes = vec![0; PROBE_LEN];
         let sequence = Sequence { epoch: self.epoch, number: probe.id };
         let flow_label = flow_label_of(probe.source_port).unwrap_or_default();
-        Probe { sequence, flow_label, dscp: self.dscp }.write(&mut bytes, self.key);
+        // Without a device, the packet isn't sent.
+        if let Some(prober) = self.queue.local() {
+            Probe { sequence, flow_label, dscp: self.dscp }.write(&mut bytes, &prober, self.key);
+        }
         bytes
     }
 
@@ -70,9 +73,10 @@ impl RouteResponder for QueueResponder<'_> {
         acknowledge: &mut dyn FnMut(u32, Instant),
     ) -> Result<()> {
         let (key, epoch) = (self.key, self.epoch);
-        self.queue.wait(timeout.min(MAX_WAIT), |_, event| {
+        self.queue.wait(timeout.min(MAX_WAIT), |queue, event| {
             if let Event::Received(datagram) = event
-                && let Ok(Message::Ack(ack)) = Message::parse(datagram.payload, key)
+                && let Some(prober) = queue.local()
+                && let Ok(Message::Ack(ack)) = Message::parse(datagram.payload, &prober, key)
                 && ack.sequence.epoch == epoch
             {
                 acknowledge(ack.sequence.number, Instant::now());
@@ -101,11 +105,14 @@ mod tests {
             while !service.is_stopped() {
                 service.wait(Duration::MAX, |queue, event| {
                     let Event::Received(datagram) = event else { return };
-                    let Ok(Message::Probe(probe)) = Message::parse(datagram.payload, None) else { return };
+                    let prober = datagram.source();
+                    let Ok(Message::Probe(probe)) = Message::parse(datagram.payload, &prober, None) else {
+                        return;
+                    };
                     assert_eq!(probe.dscp, 26);
                     probe_count += 1;
                     let ack = Ack { sequence: probe.sequence, responder_epoch: 1, kind: AckKind::First };
-                    queue.send(0, &datagram.source(), Traffic::new(), &ack.to_bytes(None)).unwrap();
+                    queue.send(0, &prober, Traffic::new(), &ack.to_bytes(&prober, None)).unwrap();
                 });
             }
             probe_count

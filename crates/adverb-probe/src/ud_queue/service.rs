@@ -94,7 +94,10 @@ impl PendingLookup {
                 return result.service;
             }
             if waker.is_stopped() {
-                return Err(Error::Timeout { timeout: started.elapsed(), action: "looking a service up" });
+                return Err(Error::Timeout {
+                    timeout: started.elapsed(),
+                    action: "looking a service up".into(),
+                });
             }
             // A wake-up that isn't a stop is for a later wait, so this wait only checks the stop flag and continues.
             let left = self.deadline().saturating_duration_since(Instant::now()).min(STOP_CHECK_INTERVAL);

@@ -3,7 +3,8 @@
 mod simulation;
 
 use adverb_probe::mesh::{Suspect, Verdict};
-use simulation::{Loss, Random, Simulation, Stops, address};
+use adverb_wire::random::SplitMix64;
+use simulation::{Loss, Simulation, Stops, address};
 
 /// The time in which a fault must be named, in seconds.
 const DEADLINE: u64 = 20;
@@ -232,7 +233,7 @@ fn healthy_mesh_is_called_healthy() {
     for seed in 0..runs().div_ceil(3) {
         let mut mesh = Simulation::new(seed, seed % 2 == 0);
         // Processes of a busy machine stall now and then, for less than a second.
-        let mut random = Random(seed);
+        let mut random = SplitMix64(seed);
         for stops in &mut mesh.stops {
             *stops = Stops::bursts(&mut random, 150, 300_000, 1800);
         }

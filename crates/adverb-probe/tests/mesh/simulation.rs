@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use adverb_probe::mesh::{Cell, Delays, Diagnosis, Matrix, Member, Route, STALL, diagnose};
+use adverb_wire::random::SplitMix64;
 
 /// The time between two probes of a member, in microseconds.
 const INTERVAL: u64 = 100_000;
@@ -12,27 +13,6 @@ const PACKET_DELAY: u64 = 20;
 /// The time after which a probe is lost.
 const TIMEOUT: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000;
-
-/// A random number generator (SplitMix64).
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
-    pub(crate) fn chance(&mut self, probability: f64) -> bool {
-        (self.next() >> 11) as f64 / ((1_u64 << 53) as f64) < probability
-    }
-}
 
 /// A loss of packets, each with this probability.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +37,7 @@ pub(crate) struct Stops(Vec<(u64, u64)>);
 
 impl Stops {
     /// Returns stops of `stopped` ms, between which the process runs for `running` ms, both varied by up to a quarter.
-    pub(crate) fn bursts(random: &mut Random, stopped: u64, running: u64, end: u64) -> Stops {
+    pub(crate) fn bursts(random: &mut SplitMix64, stopped: u64, running: u64, end: u64) -> Stops {
         let mut stops = Vec::new();
         let mut vary = |ms: u64| ms * 750 + random.below(ms * 500 + 1);
         let mut time = vary(running);
@@ -70,7 +50,7 @@ impl Stops {
     }
 
     /// Returns the stops of a process on a busy machine: up to 90 ms about once a second, and one of 25 up to 400 ms.
-    pub(crate) fn busy(random: &mut Random, end: u64) -> Stops {
+    pub(crate) fn busy(random: &mut SplitMix64, end: u64) -> Stops {
         let mut stops = Vec::new();
         let mut time = 0;
         while time < end * SECOND {
@@ -106,7 +86,7 @@ impl Stops {
 
 /// A mesh to simulate.
 pub(crate) struct Simulation {
-    pub(crate) random: Random,
+    pub(crate) random: SplitMix64,
     pub(crate) members: Vec<Member>,
     /// The members that only answer.
     pub(crate) passive: Vec<usize>,
@@ -133,7 +113,7 @@ impl Simulation {
             rail: Some(format!("rail{}", n % 2)),
         };
         Simulation {
-            random: Random(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x5eed),
+            random: SplitMix64(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x5eed),
             members: (0..8).map(member).collect(),
             passive: Vec::new(),
             classes: vec![0, 26],

@@ -330,7 +330,10 @@ pub(super) const ERRNOS: &[Explanation] = &[
             "the address belongs to an interface without an RDMA device, or to the loopback interface",
             "the device was removed, or its driver was unloaded",
         ],
-        checks: &["list devices and their addresses (`adverb devices`, `rdma link`)"],
+        checks: &[
+            "list devices and their addresses (`adverb devices`, `rdma link`)",
+            "look for the reason (`adverb doctor`): drivers, device files, ports, addresses",
+        ],
         hint: Some(DEVICE_GONE_HINT),
         cases: &[
             case_with_hint(
@@ -632,6 +635,7 @@ pub(super) const ERRNOS: &[Explanation] = &[
         checks: &[
             "check that the peer answers `ping` from the local address of the connection",
             "check the firewalls on the path for UDP port 4791",
+            "test the path: `adverb doctor PEER` tests TCP, RoCE packets and the path MTU",
         ],
         cases: &[
             case(

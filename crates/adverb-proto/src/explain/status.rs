@@ -264,6 +264,7 @@ pub(super) const STATUSES: &[Explanation] = &[
         ],
         checks: &[
             "check that the peer's program runs, and look for its own errors: its first failure is often the cause",
+            "test the path: `adverb doctor PEER` tests TCP, RoCE packets and the path MTU",
             "exchange small messages first: if only long ones fail, compare the path MTU with the MTU of each interface and \
              switch on the path",
             "check the counters of both ends (`adverb stat`): retransmissions, packets out of sequence, discards",

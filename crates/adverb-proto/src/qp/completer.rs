@@ -7,7 +7,7 @@ use super::{Context, QueuePair, Received};
 use crate::memory::Memory;
 use crate::mutation::mutant;
 use crate::trace::{DropReason, EventSink, RetryCause, TraceEvent};
-use crate::types::{QpState, SendOperation, Status, Transport};
+use crate::types::{Answer, QpState, Status, Transport};
 
 /// An implied NAK: a response arrived, but an earlier response is missing.
 struct ImpliedNak;
@@ -78,14 +78,14 @@ impl QueuePair {
         psn: Psn,
         aeth: Aeth,
     ) {
-        if !self.requester.is_plausible(aeth.msn) {
+        if !self.requester.messages.is_plausible(aeth.msn) {
             return self.drop_mismatched(cx, packet);
         }
-        if !self.requester.is_in_flight(psn) {
+        if !self.requester.window.is_in_flight(psn) {
             // The latest acknowledgement may be repeated to carry new credits (vol. 1, 9.7.7: unsolicited
             // acknowledgements).
             if let Syndrome::Ack(credits) = aeth.syndrome
-                && psn + 1 == self.requester.unacked
+                && psn + 1 == self.requester.window.unacked()
                 && self.config.credits
             {
                 return self.update_credits(credits, aeth.msn);
@@ -149,17 +149,17 @@ impl QueuePair {
         content: ResponseContent<'_>,
         memory: &mut impl Memory,
     ) {
-        if !self.requester.is_in_flight(psn) {
+        if !self.requester.window.is_in_flight(psn) {
             return self.drop_packet(cx, packet, DropReason::StaleResponse);
         }
         if !self.matches_request(psn, &content)
-            || aeth.is_some_and(|aeth| !self.requester.is_plausible(aeth.msn))
+            || aeth.is_some_and(|aeth| !self.requester.messages.is_plausible(aeth.msn))
         {
             return self.drop_mismatched(cx, packet);
         }
         // A response acknowledges all earlier packets (vol. 1, 9.7.5). A MIDDLE response has no message sequence
         // number, so it is too easily forged for that: it is accepted only if all earlier packets are acknowledged.
-        if aeth.is_none() && psn != self.requester.unacked {
+        if aeth.is_none() && psn != self.requester.window.unacked() {
             return self.handle_implied_nak(cx);
         }
         if self.acknowledge_before(cx, psn).is_err() {
@@ -184,17 +184,10 @@ impl QueuePair {
         let mut started =
             (0..).map_while(|index| self.send_queue.get(index)).take_while(|entry| entry.is_started());
         let entry = started.find(|entry| psn.since(entry.last_psn()) <= 0);
-        entry.is_some_and(|entry| match (content, entry.operation) {
-            (
-                ResponseContent::Atomic(_),
-                SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. },
-            ) => true,
-            (ResponseContent::Atomic(_), _) => false,
-            (
-                ResponseContent::Read { .. },
-                SendOperation::Read(_) | SendOperation::Flush(_) | SendOperation::AtomicWrite { .. },
-            ) => true,
-            (ResponseContent::Read { .. }, _) => false,
+        entry.is_some_and(|entry| match entry.operation.answer() {
+            Answer::Atomic => matches!(content, ResponseContent::Atomic(_)),
+            Answer::Read | Answer::EmptyRead => matches!(content, ResponseContent::Read { .. }),
+            Answer::None | Answer::Acknowledgement => false,
         })
     }
 
@@ -216,16 +209,18 @@ impl QueuePair {
     ) {
         let mtu = self.mtu;
         let Some(entry) = self.send_queue.front().copied() else { return };
-        let expected = match entry.operation {
-            SendOperation::Read(_) => {
+        let expected = match entry.operation.answer() {
+            Answer::Read => {
                 (entry.length - (entry.received_packets * mtu).min(entry.length)).min(mtu) as usize
             }
-            SendOperation::Flush(_) | SendOperation::AtomicWrite { .. } => 0,
-            _ => return self.fail_front(cx, Status::BadResponse),
+            Answer::EmptyRead => 0,
+            Answer::None | Answer::Acknowledgement | Answer::Atomic => {
+                return self.fail_front(cx, Status::BadResponse);
+            }
         };
         let last = entry.received_packets + 1 == entry.packets;
         // Each part of a READ has a response of its own.
-        let part = self.requester.read_part;
+        let part = self.requester.responses.read_part();
         let ends_part = last || (entry.received_packets + 1).is_multiple_of(part);
         let begins_part = entry.received_packets.is_multiple_of(part);
         // After a restart within the response, some peers start with FIRST or ONLY, because the restarted request is a
@@ -248,20 +243,20 @@ impl QueuePair {
                 return self.fail_scatter(cx, error);
             }
         }
-        let requester = &mut self.requester;
-        requester.response_packets = requester.response_packets.saturating_sub(1);
+        self.requester.responses.record_packet();
         if ends_part && !last {
-            requester.reads = requester.reads.saturating_sub(1);
+            self.requester.responses.record_part();
         }
         if last {
             self.complete_front(cx);
         } else if let Some(entry) = self.send_queue.front_mut() {
             entry.received_packets += 1;
-            self.requester.unacked += 1;
-            // The cursor needs no update, because `next_packet` skips the received packets.
+            let window = &mut self.requester.window;
+            window.acknowledge_before(window.unacked() + 1);
+            // The cursor needs no update, because it skips the received packets.
         }
         self.requester.progress(cx.now);
-        cx.event(|| TraceEvent::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
+        cx.event(|| TraceEvent::Acknowledged { qpn: self.qpn, psn: self.requester.window.unacked() });
     }
 
     fn handle_atomic_response<S: EventSink>(
@@ -271,7 +266,7 @@ impl QueuePair {
         memory: &mut impl Memory,
     ) {
         let Some(entry) = self.send_queue.front().copied() else { return };
-        if !matches!(entry.operation, SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. }) {
+        if entry.operation.answer() != Answer::Atomic {
             return self.fail_front(cx, Status::BadResponse);
         }
         let (keys, pd) = (&*cx.keys, self.config.pd);
@@ -279,10 +274,10 @@ impl QueuePair {
         if let Err(error) = self.send_queue.segments.scatter(entry.segments, 0, &bytes, keys, pd, memory) {
             return self.fail_scatter(cx, error);
         }
-        self.requester.response_packets = self.requester.response_packets.saturating_sub(1);
+        self.requester.responses.record_packet();
         self.complete_front(cx);
         self.requester.progress(cx.now);
-        cx.event(|| TraceEvent::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
+        cx.event(|| TraceEvent::Acknowledged { qpn: self.qpn, psn: self.requester.window.unacked() });
     }
 
     fn fail_scatter<S: EventSink>(&mut self, cx: &mut Context<'_, S>, error: SegmentError) {
@@ -300,16 +295,16 @@ impl QueuePair {
         cx: &mut Context<'_, S>,
         psn: Psn,
     ) -> Result<(), ImpliedNak> {
-        if psn == self.requester.unacked { Ok(()) } else { self.acknowledge(cx, psn - 1) }
+        if psn == self.requester.window.unacked() { Ok(()) } else { self.acknowledge(cx, psn - 1) }
     }
 
     /// Acknowledges all packets up to `psn`, which is in flight, because acknowledgements are cumulative (vol. 1,
     /// 9.7.5). Returns an error if a response is missing, whose request must be retransmitted.
     fn acknowledge<S: EventSink>(&mut self, cx: &mut Context<'_, S>, psn: Psn) -> Result<(), ImpliedNak> {
-        let before = self.requester.unacked;
+        let before = self.requester.window.unacked();
         let mut outcome = Ok(());
         while let Some(entry) = self.send_queue.front() {
-            if !entry.is_started() || self.requester.unacked.since(psn) > 0 {
+            if !entry.is_started() || self.requester.window.unacked().since(psn) > 0 {
                 break;
             }
             let is_nak_implied = entry.needs_response() && !mutant!(IgnoreImpliedNak);
@@ -321,17 +316,14 @@ impl QueuePair {
             if is_complete {
                 self.complete_front(cx);
             } else {
-                self.requester.unacked = psn + 1;
-                // Acknowledged packets are not retransmitted.
-                let acked = self.requester.unacked.since(entry.first_psn).unsigned_abs();
-                if self.requester.cursor == 0 && self.requester.packet < acked {
-                    self.requester.packet = acked;
-                }
+                let unacked = psn + 1;
+                self.requester.window.acknowledge_before(unacked);
+                self.requester.cursor.skip_acknowledged(unacked.since(entry.first_psn).unsigned_abs());
             }
         }
-        if self.requester.unacked != before {
+        if self.requester.window.unacked() != before {
             self.requester.progress(cx.now);
-            cx.event(|| TraceEvent::Acknowledged { qpn: self.qpn, psn: self.requester.unacked });
+            cx.event(|| TraceEvent::Acknowledged { qpn: self.qpn, psn: self.requester.window.unacked() });
         }
         outcome
     }
@@ -347,7 +339,7 @@ impl QueuePair {
     fn update_credits(&mut self, credits: Credits, msn: u32) {
         if self.config.credits {
             let limit = credits.count().map(|count| Psn::wrapping(msn) + count);
-            self.requester.credit_limit = limit;
+            self.requester.messages.set_credit_limit(limit);
         }
     }
 
@@ -373,20 +365,7 @@ impl QueuePair {
     #[inline]
     fn pop_front(&mut self) -> Option<super::SendEntry> {
         let entry = self.send_queue.pop()?;
-        let requester = &mut self.requester;
-        if entry.is_started() {
-            requester.unacked = entry.last_psn() + 1;
-            requester.completed += match entry.operation {
-                SendOperation::Read(_) => entry.packets.div_ceil(requester.read_part),
-                _ => 1,
-            };
-            requester.reads -= u32::from(entry.needs_response()).min(requester.reads);
-        }
-        if requester.cursor == 0 {
-            requester.packet = 0;
-        } else {
-            requester.cursor -= 1;
-        }
+        self.requester.remove_front(&entry);
         Some(entry)
     }
 }

@@ -38,7 +38,7 @@ use crate::srq::SharedQueue;
 use crate::stats::Statistics;
 use crate::trace::{EventSink, Queue, RecvQueueId, TraceEvent, record};
 use crate::types::{
-    Access, Completion, Destination, Failure, Gid, PathMtu, QpState, RecvRequest, SendFlags, SendOperation,
+    Access, Completion, Destination, Failure, Gid, LocalMemory, PathMtu, QpState, RecvRequest, SendFlags,
     SendRequest, Status, Success, Transport,
 };
 pub(crate) use recv_queue::RecvQueue;
@@ -391,6 +391,7 @@ impl QueuePair {
     }
 
     /// Returns the number of bytes of a request, if the request is valid (vol. 1, 9.7.2 and 10.8.2).
+    #[inline(always)]
     fn check_send<Handle>(
         &self,
         request: &SendRequest<'_, Handle>,
@@ -407,31 +408,18 @@ impl QueuePair {
             Some(_) => return Err(PostError::InvalidInline),
             None => request.segments.iter().map(|segment| u64::from(segment.length)).sum(),
         };
-        if !is_supported(self.config.transport, &request.operation) {
+        if !request.operation.is_supported(self.config.transport) {
             return Err(PostError::Unsupported);
         }
-        match request.operation {
-            SendOperation::Send
-            | SendOperation::SendWithImm(_)
-            | SendOperation::SendInvalidate(_)
-            | SendOperation::Write(_)
-            | SendOperation::WriteWithImm(..) => {}
+        match request.operation.local_memory() {
+            LocalMemory::Source => {}
             // The other operations send no bytes of their segments.
             _ if inline.is_some() => return Err(PostError::InvalidInline),
-            SendOperation::Read(_) => {}
-            SendOperation::CompareSwap { .. } | SendOperation::FetchAdd { .. } => {
-                if total != 8 {
-                    return Err(PostError::InvalidLength);
-                }
-            }
-            SendOperation::AtomicWrite { .. }
-            | SendOperation::Flush(_)
-            | SendOperation::LocalInvalidate(_)
-            | SendOperation::BindWindow(_) => {
-                if !request.segments.is_empty() {
-                    return Err(PostError::TooManySegments);
-                }
-            }
+            LocalMemory::Target => {}
+            LocalMemory::Word if total != 8 => return Err(PostError::InvalidLength),
+            LocalMemory::Word => {}
+            LocalMemory::None if !request.segments.is_empty() => return Err(PostError::TooManySegments),
+            LocalMemory::None => {}
         }
         // Half of the sequence numbers must stay unused, so that old and new packets can be distinguished (vol. 1,
         // 9.7.2). A datagram is one packet (vol. 1, 9.8.3).
@@ -579,18 +567,6 @@ impl QueuePair {
                 self.completion_lost = true;
             }
         }
-    }
-}
-
-/// Whether a transport supports an operation (vol. 1, 9.4, 10.8.2; Annex A19).
-const fn is_supported(transport: Transport, operation: &SendOperation) -> bool {
-    match operation {
-        SendOperation::Send | SendOperation::SendWithImm(_) => true,
-        SendOperation::Write(_)
-        | SendOperation::WriteWithImm(..)
-        | SendOperation::LocalInvalidate(_)
-        | SendOperation::BindWindow(_) => !matches!(transport, Transport::Ud),
-        _ => matches!(transport, Transport::Rc),
     }
 }
 

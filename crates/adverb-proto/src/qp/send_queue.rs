@@ -6,7 +6,7 @@ use adverb_wire::Psn;
 
 use super::segments::{SegmentError, SegmentRange, Segments};
 use crate::path::Path;
-use crate::types::{CompletedOperation, Destination, Segment, SendFlags, SendOperation, Status};
+use crate::types::{Answer, CompletedOperation, Destination, Segment, SendFlags, SendOperation, Status};
 
 /// The send queue of a queue pair. It grows as it fills.
 #[derive(Debug, Default)]
@@ -120,49 +120,33 @@ impl SendEntry {
         self.first_psn + (self.packets.max(1) - 1)
     }
 
-    /// Whether the request needs a response of its own, not only an acknowledgement, and therefore one of the peer's
-    /// slots for READs and atomics (vol. 1, 9.4.3 to 9.4.5; Annex A19.4, A19.5).
+    /// Whether the request needs a response of its own: see [`Answer::is_response`].
+    #[inline]
     pub(crate) const fn needs_response(&self) -> bool {
-        matches!(
-            self.operation,
-            SendOperation::Read(_)
-                | SendOperation::CompareSwap { .. }
-                | SendOperation::FetchAdd { .. }
-                | SendOperation::AtomicWrite { .. }
-                | SendOperation::Flush(_)
-        )
+        self.operation.answer().is_response()
     }
 
     /// Whether the request is executed locally, without a packet.
+    #[inline]
     pub(crate) const fn is_local(&self) -> bool {
-        matches!(self.operation, SendOperation::LocalInvalidate(_) | SendOperation::BindWindow(_))
+        matches!(self.operation.answer(), Answer::None)
     }
 
-    /// Whether the request consumes one of the peer's receive requests, and therefore needs a credit (vol. 1, 9.7.7).
+    /// Whether the request is a READ, which is requested in parts.
+    #[inline]
+    pub(crate) const fn is_read(&self) -> bool {
+        matches!(self.operation.answer(), Answer::Read)
+    }
+
+    /// Whether the request consumes one of the peer's receive requests.
+    #[inline]
     pub(crate) const fn consumes_receive(&self) -> bool {
-        matches!(
-            self.operation,
-            SendOperation::Send
-                | SendOperation::SendWithImm(_)
-                | SendOperation::SendInvalidate(_)
-                | SendOperation::WriteWithImm(..)
-        )
+        self.operation.consumes_receive()
     }
 
+    #[inline]
     pub(crate) const fn completed(&self) -> CompletedOperation {
-        match self.operation {
-            SendOperation::Send | SendOperation::SendWithImm(_) | SendOperation::SendInvalidate(_) => {
-                CompletedOperation::Send
-            }
-            SendOperation::Write(_) | SendOperation::WriteWithImm(..) => CompletedOperation::Write,
-            SendOperation::Read(_) => CompletedOperation::Read,
-            SendOperation::CompareSwap { .. } => CompletedOperation::CompareSwap,
-            SendOperation::FetchAdd { .. } => CompletedOperation::FetchAdd,
-            SendOperation::AtomicWrite { .. } => CompletedOperation::AtomicWrite,
-            SendOperation::Flush(_) => CompletedOperation::Flush,
-            SendOperation::LocalInvalidate(_) => CompletedOperation::LocalInvalidate,
-            SendOperation::BindWindow(_) => CompletedOperation::BindWindow,
-        }
+        self.operation.completed()
     }
 }
 

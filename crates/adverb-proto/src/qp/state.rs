@@ -107,7 +107,7 @@ impl QueuePair {
             remote: path.destination(),
             path_mtu: PathMtu::at_most(self.mtu as usize).unwrap_or(PathMtu::Mtu256),
             recv_psn: self.responder.expected_psn(),
-            send_psn: is_sending.then(|| self.requester.next_psn()),
+            send_psn: is_sending.then(|| self.requester.window.unsent()),
         });
     }
 
@@ -205,6 +205,6 @@ impl QueuePair {
 
     /// Returns the peer's queue pair and the next sequence numbers of both directions.
     pub(crate) fn peer_and_psns(&self) -> (Qpn, Psn, Psn) {
-        (self.remote_qpn, self.requester.next_psn(), self.responder.expected_psn())
+        (self.remote_qpn, self.requester.window.unsent(), self.responder.expected_psn())
     }
 }

@@ -1,6 +1,8 @@
 //! The requester of unreliable connections and datagrams: each packet is sent once, and a request completes when its
 //! last packet was sent (vol. 1, 9.8.2 and 9.8.3; `rxe_req.c`).
 
+#![deny(clippy::wildcard_enum_match_arm)]
+
 use adverb_wire::{Header, Operation, Reth, Uc, Ud};
 
 use super::requester::{packets, send, write};
@@ -57,14 +59,14 @@ impl QueuePair {
 
     /// Builds the next packet of the request at the front of the send queue.
     fn emit_unreliable<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<TxPacket> {
-        let (mtu, psn) = (self.mtu, self.requester.unsent);
+        let (mtu, psn) = (self.mtu, self.requester.window.unsent());
         let entry = self.send_queue.front_mut()?;
         if !entry.is_started() {
             entry.packets = packets(entry, mtu);
             entry.first_psn = psn;
         }
         let entry = *entry;
-        let packet = self.requester.packet;
+        let packet = self.requester.cursor.packet();
         let last = packet + 1 == entry.packets;
         let offset = packet * mtu;
         let length = (entry.length - offset).min(mtu);
@@ -84,9 +86,8 @@ impl QueuePair {
                 TxPayload::Spans
             }
         };
-        self.requester.unsent += 1;
-        self.requester.unacked = self.requester.unsent;
-        self.requester.packet += 1;
+        self.requester.window.record_unreliable();
+        self.requester.cursor.advance_packet();
         self.requester.last_packet_polled = last;
         if let Some(destination) = self.send_queue.destination() {
             let path = &destination.handle;
@@ -108,15 +109,10 @@ impl QueuePair {
 
     fn unreliable_header(&self, entry: &SendEntry, first: bool, last: bool) -> Option<Header> {
         let reth = |remote: RemoteAddress| Reth { va: remote.addr, rkey: remote.rkey, length: entry.length };
-        let immediate = match entry.operation {
-            SendOperation::SendWithImm(immediate) | SendOperation::WriteWithImm(_, immediate) => {
-                Some(immediate)
-            }
-            _ => None,
-        };
-        let psn = self.requester.unsent;
-        let header = match (self.config.transport, entry.operation) {
-            (Transport::Ud, _) => {
+        let immediate = entry.operation.immediate();
+        let psn = self.requester.window.unsent();
+        let header = match self.config.transport {
+            Transport::Ud => {
                 let destination = self.send_queue.destination()?;
                 let requested = destination.qkey;
                 let qkey = if requested & USE_OWN_QKEY != 0 { self.qkey } else { requested };
@@ -124,11 +120,28 @@ impl QueuePair {
                 let header = self.header(psn, Operation::Ud(datagram));
                 Header { dest_qp: destination.qpn, ..header }
             }
-            (_, SendOperation::Write(remote) | SendOperation::WriteWithImm(remote, _)) => {
-                let write = write(first, last, reth(remote), immediate);
-                self.header(psn, Operation::Uc(Uc::Write(write)))
+            Transport::Rc | Transport::Uc => {
+                let operation = match entry.operation {
+                    SendOperation::Send | SendOperation::SendWithImm(_) => {
+                        Uc::Send(send(first, last, immediate))
+                    }
+                    SendOperation::Write(remote) | SendOperation::WriteWithImm(remote, _) => {
+                        Uc::Write(write(first, last, reth(remote), immediate))
+                    }
+                    SendOperation::SendInvalidate(_)
+                    | SendOperation::Read(_)
+                    | SendOperation::CompareSwap { .. }
+                    | SendOperation::FetchAdd { .. }
+                    | SendOperation::AtomicWrite { .. }
+                    | SendOperation::Flush(_)
+                    | SendOperation::LocalInvalidate(_)
+                    | SendOperation::BindWindow(_) => {
+                        debug_assert!(false, "posting rejects what only a reliable connection supports");
+                        return None;
+                    }
+                };
+                self.header(psn, Operation::Uc(operation))
             }
-            _ => self.header(psn, Operation::Uc(Uc::Send(send(first, last, immediate)))),
         };
         let solicited = last && entry.consumes_receive() && entry.has(SendFlags::SOLICITED);
         Some(Header { solicited, ..header })

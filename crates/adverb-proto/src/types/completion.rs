@@ -37,7 +37,6 @@ pub struct Success {
 
 /// The operation that a completion reports.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
 pub enum CompletedOperation {
     /// A SEND of any kind.
     Send,
@@ -74,6 +73,52 @@ pub enum CompletedOperation {
         /// The immediate data.
         immediate: u32,
     },
+}
+
+/// Implements the conversions between send operations and their codes from one list.
+macro_rules! completion_codes {
+    ($($name:ident = $code:literal,)*) => {
+        impl CompletedOperation {
+            /// Returns the number of the operation in `ibv_wc_opcode`.
+            #[inline]
+            pub const fn code(&self) -> u32 {
+                match self {
+                    $(CompletedOperation::$name => $code,)*
+                    CompletedOperation::Recv { .. } => CompletedOperation::RECV_CODE,
+                    CompletedOperation::RecvWrite { .. } => CompletedOperation::RECV_WRITE_CODE,
+                }
+            }
+
+            /// Returns the operation of a send request with a number in `ibv_wc_opcode`; `None` if no send request has it.
+            #[inline]
+            pub const fn of_send(code: u32) -> Option<CompletedOperation> {
+                match code {
+                    $($code => Some(CompletedOperation::$name),)*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+completion_codes! {
+    Send = 0,
+    Write = 1,
+    Read = 2,
+    CompareSwap = 3,
+    FetchAdd = 4,
+    BindWindow = 5,
+    LocalInvalidate = 6,
+    Flush = 8,
+    AtomicWrite = 9,
+}
+
+impl CompletedOperation {
+    /// The number of [`Recv`](CompletedOperation::Recv) in `ibv_wc_opcode`.
+    pub const RECV_CODE: u32 = 128;
+
+    /// The number of [`RecvWrite`](CompletedOperation::RecvWrite) in `ibv_wc_opcode`.
+    pub const RECV_WRITE_CODE: u32 = 129;
 }
 
 /// The details of a request that failed.

@@ -10,6 +10,7 @@ mod endpoint;
 mod event;
 mod gid;
 mod gid_port;
+mod operation;
 mod port;
 mod queue_pair;
 mod request;
@@ -27,11 +28,9 @@ pub use device::{
 pub use endpoint::Endpoint;
 pub use event::DeviceEvent;
 pub use gid::Gid;
+pub use operation::{Answer, FlushPlacement, FlushRange, LocalMemory, SendOperation, WindowBind};
 pub use port::{GidEntry, GidType, LinkLayer, Port, PortState};
 pub use queue_pair::{PeerAttributes, QueuePairAttributes};
-pub use request::{
-    Destination, FlushPlacement, FlushRange, RecvRequest, RemoteAddress, RemoteMemory, Segment, SendFlags,
-    SendOperation, SendRequest, WindowBind,
-};
+pub use request::{Destination, RecvRequest, RemoteAddress, RemoteMemory, Segment, SendFlags, SendRequest};
 pub use state::{QpState, Transport};
 pub use status::Status;

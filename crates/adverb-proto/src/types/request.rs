@@ -2,6 +2,8 @@
 
 use adverb_wire::Qpn;
 
+use super::SendOperation;
+
 /// A range of registered memory: a scatter/gather element, in the layout of `ibv_sge`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(C)]
@@ -51,127 +53,6 @@ impl RemoteMemory {
     pub const fn at(&self, offset: u64) -> RemoteAddress {
         RemoteAddress { addr: self.addr.wrapping_add(offset), rkey: self.rkey }
     }
-}
-
-/// The operation of a send request.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum SendOperation {
-    /// A message to the peer's next receive buffer.
-    Send,
-    /// A message with 32 bits of immediate data.
-    SendWithImm(u32),
-    /// A message that invalidates a remote key of the peer's memory.
-    SendInvalidate(u32),
-    /// A write to the peer's memory.
-    Write(RemoteAddress),
-    /// A write to the peer's memory that completes a receive request of the peer with 32 bits of immediate data.
-    WriteWithImm(RemoteAddress, u32),
-    /// A read from the peer's memory.
-    Read(RemoteAddress),
-    /// An atomic compare-and-swap: the responder replaces a 64-bit word of its memory with `swap` if the word equals
-    /// `compare`, and returns the old value.
-    CompareSwap {
-        /// The address of the word.
-        remote: RemoteAddress,
-        /// The expected value.
-        compare: u64,
-        /// The new value.
-        swap: u64,
-    },
-    /// An atomic fetch-and-add: the responder adds `add` to a 64-bit word of its memory, with wraparound, and returns
-    /// the old value.
-    FetchAdd {
-        /// The address of the word.
-        remote: RemoteAddress,
-        /// The addend.
-        add: u64,
-    },
-    /// An atomic write of eight bytes to an aligned address of the peer's memory (Annex A19.5).
-    AtomicWrite {
-        /// The address, which must be a multiple of 8.
-        remote: RemoteAddress,
-        /// The bytes to write, in memory order.
-        bytes: [u8; 8],
-    },
-    /// A flush, which makes earlier writes to the peer's memory globally visible or persistent (Annex A19.4).
-    Flush(FlushRange),
-    /// An invalidation of the key of a local region, or of the remote key of a local window.
-    LocalInvalidate(u32),
-    /// A bind of a memory window to a range of a region.
-    BindWindow(WindowBind),
-}
-
-impl SendOperation {
-    /// Returns the operation's name, such as `"RDMA WRITE"`.
-    pub const fn name(&self) -> &'static str {
-        match self {
-            SendOperation::Send => "SEND",
-            SendOperation::SendWithImm(_) => "SEND with immediate",
-            SendOperation::SendInvalidate(_) => "SEND with invalidate",
-            SendOperation::Write(_) => "RDMA WRITE",
-            SendOperation::WriteWithImm(..) => "RDMA WRITE with immediate",
-            SendOperation::Read(_) => "RDMA READ",
-            SendOperation::CompareSwap { .. } => "COMPARE SWAP",
-            SendOperation::FetchAdd { .. } => "FETCH ADD",
-            SendOperation::AtomicWrite { .. } => "ATOMIC WRITE",
-            SendOperation::Flush(_) => "FLUSH",
-            SendOperation::LocalInvalidate(_) => "LOCAL INVALIDATE",
-            SendOperation::BindWindow(_) => "BIND MW",
-        }
-    }
-}
-
-/// A range of a peer's memory to flush, and the kind of flush.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct FlushRange {
-    /// The address of the first byte, and the remote key.
-    pub remote: RemoteAddress,
-    /// The length in bytes.
-    pub length: u32,
-    /// Whether to flush the whole region or window of the key instead of the range.
-    pub whole_region: bool,
-    /// Whether the bytes must become globally visible: to every processor and device of the peer's system.
-    pub global: bool,
-    /// Whether the bytes must become persistent.
-    pub persistent: bool,
-}
-
-impl FlushRange {
-    /// Returns the placement that the flush requests.
-    pub fn placement(&self) -> FlushPlacement {
-        let mut placement = FlushPlacement::empty();
-        placement.set(FlushPlacement::GLOBAL, self.global);
-        placement.set(FlushPlacement::PERSISTENT, self.persistent);
-        placement
-    }
-}
-
-bitflags::bitflags! {
-    /// The placement type of a FLUSH: the guarantee for the flushed bytes (Annex A19.4). The values are those of
-    /// `ibv_placement_type`.
-    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-    pub struct FlushPlacement: u8 {
-        /// The bytes are globally visible: every processor and device of the peer's system can read them.
-        const GLOBAL = 1 << 0;
-        /// The bytes are persistent: they survive a power loss.
-        const PERSISTENT = 1 << 1;
-    }
-}
-
-/// The parameters of binding a memory window: a range of a region, and the peer's access rights to the range.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct WindowBind {
-    /// The window's new key.
-    pub rkey: u32,
-    /// The region's local key.
-    pub lkey: u32,
-    /// The address of the first byte of the range.
-    pub addr: u64,
-    /// The length of the range, in bytes.
-    pub length: u64,
-    /// The access rights of the peer.
-    pub access: super::Access,
 }
 
 bitflags::bitflags! {

@@ -29,7 +29,6 @@ pub(super) struct PeerView {
     /// The numbers of messages and transfers that must still succeed after the faults end.
     pub(super) messages_left: usize,
     pub(super) transfers_left: usize,
-    pub(super) newest_epoch: Option<u64>,
     /// The content of this member's area in the peer's memory, after all posted transfers.
     pub(super) shadow: Vec<u8>,
     /// The expected content of this member's area in each of the peer's segments that it has used, by number.
@@ -392,10 +391,16 @@ impl ClusterRun {
         }
     }
 
-    /// Tries to access memory of an earlier epoch.
+    /// Tries to replace the session with one of an earlier epoch, and to access memory of that epoch.
     fn act_stale(&mut self, from: usize, to: usize) {
         let peer = PeerId(to as u16);
         let Some(epoch) = self.members[from].broker.epoch(peer) else { return };
+        let session = self.members[from].peers[to].session.as_ref();
+        let has_received = session.is_some_and(|session| session.next_received > 0);
+        let is_accepted = self.members[from].broker.check_epoch(peer, epoch - 1).is_ok();
+        if is_accepted && has_received {
+            self.report_violation("an earlier epoch may replace the session with a member that lives");
+        }
         let Some(local) = self.members[from].memory.take_buffer(8) else { return };
         let memory = self.members[to].memory.remote_range(from, 0, 8);
         let memory = RemoteMemory { rkey: key(to, epoch - 1), ..memory };
@@ -445,15 +450,18 @@ impl ClusterRun {
                 self.handle_control(member, from, &bytes);
                 self.members[member].broker.release(slot);
             }
-            Event::Immediate { from, immediate, .. } => {
+            Event::Immediate { from, slot, immediate, .. } => {
                 let from = usize::from(from.0);
                 self.mix(&[2, member as u64, from as u64, u64::from(immediate)]);
-                let Some(session) = &mut self.members[member].peers[from].session else {
+                let view = &mut self.members[member].peers[from];
+                let Some(session) = &mut view.session else {
                     return self.report_violation("immediate data arrived without a session");
                 };
                 let is_expected = immediate == session.next_received;
                 session.next_received += 1;
+                view.held.push((slot, Vec::new()));
                 self.messages += 1;
+                self.check_held(member, from);
                 if !is_expected {
                     self.report_violation("immediate data arrived out of order");
                 }
@@ -534,7 +542,8 @@ impl ClusterRun {
         self.messages += 1;
         if self.has_calls {
             self.handle_call_message(member, from, &bytes);
-            return self.members[member].peers[from].held.push((slot, bytes));
+            self.members[member].peers[from].held.push((slot, bytes));
+            return self.check_held(member, from);
         }
         let Some(session) = &mut state.peers[from].session else {
             return self.report_violation("a message arrived without a session");
@@ -542,12 +551,21 @@ impl ClusterRun {
         let is_expected = bytes == message(session.id, from, session.next_received, max);
         session.next_received += 1;
         state.peers[from].held.push((slot, bytes));
+        self.check_held(member, from);
         if !is_expected {
             return self
                 .report_violation(&format!("member {from}'s message arrived altered or out of order"));
         }
         if self.random.below(4) == 0 {
             self.act(member, from);
+        }
+    }
+
+    /// Checks that a peer's messages and immediate data never exceed its credits.
+    fn check_held(&mut self, member: usize, from: usize) {
+        let view = &self.members[member].peers[from];
+        if view.held.len() + view.early.len() > usize::from(self.config.recv_slots) {
+            self.report_violation("the application holds more messages than the peer had credits");
         }
     }
 

@@ -246,6 +246,7 @@ impl Member {
                     self.broker.release(slot);
                     while self.keys.poll_released().is_some() {}
                 }
+                Event::Immediate { slot, .. } => self.broker.release(slot),
                 Event::Completed { peer, .. } => {
                     self.tickets = self.tickets.checked_sub(1).ok_or("a ticket ended twice")?;
                     self.keys.end_ticket(peer);

@@ -5,6 +5,7 @@
 //!
 //! - messages arrive once, in order and unaltered, between each pair of members;
 //! - no message finds the receive queue empty (RNR), and no slot is overwritten or posted while in use;
+//! - the application never holds more messages and immediate data of a peer than it granted credits;
 //! - no request accesses memory of an earlier epoch;
 //! - each ticket ends exactly once, the NIC accesses its buffers only before that, and its data is correct if it
 //!   succeeded;

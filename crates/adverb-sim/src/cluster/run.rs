@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use adverb_cluster_proto::keys::Keys;
 use adverb_cluster_proto::rpc::{self, Rpc};
-use adverb_cluster_proto::{Broker, Config, PeerId, Phase, SessionError};
+use adverb_cluster_proto::{Broker, Config, PeerId, Phase};
 use adverb_proto::Time;
 use adverb_proto::types::{Completion, RemoteMemory};
 
@@ -438,19 +438,10 @@ impl ClusterRun {
         if !is_current || self.members[member].broker.phase(id) != Phase::Preparing {
             return;
         }
-        // Sometimes a delayed handshake of the peer's previous epoch arrives first.
-        let is_known_epoch = self.members[member].peers[peer].newest_epoch == Some(epoch);
-        if is_known_epoch && epoch > 1 && self.random.below(2) == 0 {
-            let established = self.members[member].broker.establish(id, epoch - 1, credits, self.now);
-            if !matches!(established, Err(SessionError::StaleEpoch { .. })) {
-                self.report_violation("a session with an earlier epoch of a member was established");
-            }
-        }
         let shadow = self.members[peer].memory.area(member).to_vec();
         let state = &mut self.members[member];
         state.peers[peer].shadow = shadow;
         state.peers[peer].segment_shadows.clear();
-        state.peers[peer].newest_epoch = Some(epoch);
         if let Err(error) = state.broker.establish(id, epoch, credits, self.now) {
             self.report_violation(&format!("a session could not be established: {error}"));
         }

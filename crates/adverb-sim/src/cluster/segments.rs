@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use adverb_cluster_proto::{PeerId, Phase, PostError, RemotePtr, RemotePtrError, RemoteRange, SendPost};
-use adverb_proto::types::{RemoteMemory, SendOperation};
+use adverb_proto::types::RemoteMemory;
 
 use super::application::ExpectedPost;
 use super::memory::AREA;
@@ -202,14 +202,7 @@ impl ClusterRun {
 
     /// Checks that a request does not use a segment that its owner has deregistered.
     pub(super) fn check_posted_key(&mut self, member: usize, peer: usize, request: &SendPost) {
-        let remote = match request.operation {
-            SendOperation::Write(remote)
-            | SendOperation::WriteWithImm(remote, _)
-            | SendOperation::Read(remote)
-            | SendOperation::CompareSwap { remote, .. }
-            | SendOperation::FetchAdd { remote, .. } => remote,
-            _ => return,
-        };
+        let Some(remote) = request.operation.remote() else { return };
         let is_deregistered = remote.rkey >> 31 == 1 && !self.members[peer].memory.is_registered(remote.rkey);
         if is_deregistered && !self.is_faulted(member, peer) {
             self.report_violation("a request was posted to a segment that its owner had deregistered");

@@ -376,7 +376,10 @@ fn post_send(node: &mut LaneNode, now: Time, qpn: Qpn, request: &ModelRequest, p
             SendOperation::WriteWithImm(translate(remote), immediate)
         }
         SendOperation::Read(remote) => SendOperation::Read(translate(remote)),
-        operation => operation,
+        operation => {
+            assert_eq!(operation.remote(), None, "connections don't post {}", operation.name());
+            operation
+        }
     };
     let local = request.local.filter(|local| local.length > 0).map(|local| node.actor.segment(local));
     let request = SendRequest::<()> {

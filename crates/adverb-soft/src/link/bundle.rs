@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Instant;
 
 use adverb_proto::types::TimestampSource;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
+use super::readiness::Readiness;
 use super::{Link, PathSocket, RxPacket, TimedSend, TxPacket};
 
 /// A link that combines several links. It receives from all of them, and sends each packet over the link with the
@@ -24,8 +24,8 @@ use super::{Link, PathSocket, RxPacket, TimedSend, TxPacket};
 /// ```
 pub struct Bundle {
     links: Vec<(IpAddr, Box<dyn Link>)>,
-    /// An epoll instance that is readable when any link's descriptor is.
-    readiness: Epoll,
+    /// The links' descriptors.
+    readiness: Readiness,
     /// Whether every link has a descriptor.
     have_all_fds: bool,
     /// The link that received packets last. The other links are polled less often, because each poll is a system call.
@@ -45,7 +45,7 @@ impl Bundle {
     ///
     /// Returns an error if the operating system can't create a file descriptor.
     pub fn new() -> io::Result<Bundle> {
-        let readiness = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let readiness = Readiness::new()?;
         Ok(Bundle { links: Vec::new(), readiness, have_all_fds: true, busy: 0, poll_count: 0, unsendable: 0 })
     }
 
@@ -56,7 +56,7 @@ impl Bundle {
     /// Returns an error if the link's file descriptor can't be added to the bundle's epoll instance.
     pub fn add(&mut self, address: IpAddr, link: impl Link + 'static) -> io::Result<()> {
         match link.readiness_fd() {
-            Some(descriptor) => self.readiness.add(descriptor, EpollEvent::new(EpollFlags::EPOLLIN, 0))?,
+            Some(descriptor) => self.readiness.add(descriptor)?,
             None => self.have_all_fds = false,
         }
         self.links.push((address, Box::new(link)));
@@ -126,7 +126,7 @@ impl Link for Bundle {
     }
 
     fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.have_all_fds.then_some(self.readiness.0.as_fd())
+        self.have_all_fds.then_some(self.readiness.as_fd())
     }
 
     fn set_wake_interest(&mut self, enabled: bool) -> io::Result<()> {

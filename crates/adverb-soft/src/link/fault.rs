@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use adverb_proto::types::TimestampSource;
 use adverb_wire::cm::ServiceId;
+use adverb_wire::random::SplitMix64;
 
 use super::{AddressShare, Link, PathSocket, RxPacket, STRICT_ICRC, TimedSend, TxPacket};
 
@@ -190,12 +191,12 @@ impl<L: Link> FaultLink<L> {
 
     /// Draws the fault of the next packet of a flow, if any. Further random choices about the packet follow from the
     /// returned generator.
-    fn draw(&mut self, packet: &TxPacket<'_>) -> (Option<Fault>, Random) {
+    fn draw(&mut self, packet: &TxPacket<'_>) -> (Option<Fault>, SplitMix64) {
         let seed = self.seed;
         let flow = self.flow(packet);
         let mut random = flow.random(seed);
         flow.next += 1;
-        let mut drawn = ((u128::from(random.next()) * 1_000_000) >> 64) as u32;
+        let mut drawn = ((u128::from(random.next_u64()) * 1_000_000) >> 64) as u32;
         let config = self.config;
         for (ppm, fault) in [
             (config.loss_ppm, Fault::Loss),
@@ -224,7 +225,7 @@ impl<L: Link> FaultLink<L> {
     fn send_with_fault(
         &mut self,
         fault: Fault,
-        random: &mut Random,
+        random: &mut SplitMix64,
         packet: &TxPacket<'_>,
     ) -> io::Result<bool> {
         match fault {
@@ -239,10 +240,10 @@ impl<L: Link> FaultLink<L> {
                 bytes.clear();
                 bytes.extend_from_slice(packet.bytes);
                 // The ICRC covers all but the fifth byte, which switches may change.
-                let index = random.next() as usize % bytes.len().max(1);
+                let index = random.next_u64() as usize % bytes.len().max(1);
                 let index = if index == UNCOVERED_BYTE { 0 } else { index };
                 if let Some(byte) = bytes.get_mut(index) {
-                    *byte ^= 1 << (random.next() & 7);
+                    *byte ^= 1 << (random.next_u64() & 7);
                 }
                 let sent = self.forward(&[TxPacket { bytes: &bytes, ..*packet }]);
                 self.scratch = bytes;
@@ -263,7 +264,7 @@ impl<L: Link> FaultLink<L> {
             }
             Fault::Delay => {
                 let FaultConfig { min_delay, max_delay, latency, .. } = self.config;
-                let fraction = (random.next() >> 32) as f64 / f64::from(u32::MAX);
+                let fraction = (random.next_u64() >> 32) as f64 / f64::from(u32::MAX);
                 let delay = min_delay + max_delay.saturating_sub(min_delay).mul_f64(fraction);
                 if !self.hold(packet, latency + delay) {
                     return Ok(false);
@@ -480,9 +481,9 @@ struct Flow {
 
 impl Flow {
     /// Returns the generator of the random choices about the next packet.
-    fn random(self, seed: u64) -> Random {
-        let flow = Random(seed ^ Random(self.number).next()).next();
-        Random(flow ^ Random(self.next).next())
+    fn random(self, seed: u64) -> SplitMix64 {
+        let flow = SplitMix64(seed ^ SplitMix64(self.number).next_u64()).next_u64();
+        SplitMix64(flow ^ SplitMix64(self.next).next_u64())
     }
 }
 
@@ -518,18 +519,5 @@ impl DelayedPacket {
             flow_label: self.flow_label,
             bytes: &self.bytes,
         }
-    }
-}
-
-/// A pseudorandom number generator (splitmix64).
-#[derive(Clone, Debug)]
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
     }
 }

@@ -9,6 +9,7 @@ mod bundle;
 mod fault;
 mod mem;
 mod pcap;
+mod readiness;
 mod udp;
 
 use std::io;
@@ -25,6 +26,9 @@ pub use bundle::Bundle;
 pub use fault::{FaultConfig, FaultCounts, FaultLink};
 pub use mem::{MemLink, Switch, SwitchConfig};
 pub use pcap::{Capture, PcapLink};
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub use udp::fuzzing;
 pub use udp::{IcmpError, Interface, PathSocket, UdpConfig, UdpLink, UdpStatistics};
 
 /// The maximum number of packets in a GSO batch of [`UdpLink`]. Adverb's packets therefore have IPv4 IDs below this.

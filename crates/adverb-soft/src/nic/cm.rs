@@ -64,10 +64,10 @@ impl Cm<'_> {
         self.call(|engine, _| {
             // Another process at the address may listen on the service. Claiming it also fails if no file descriptor is
             // free.
-            engine.claim_service(listen.service).map_err(|_| CallError::ServiceInUse(listen.service))?;
+            engine.port.claim_service(listen.service).map_err(|_| CallError::ServiceInUse(listen.service))?;
             let listened = engine.gsi.manager.listen(listen);
             if listened.is_err() {
-                engine.release_service(listen.service);
+                engine.port.release_service(listen.service);
             }
             let id = listened?;
             let listener_channel = ListenerChannel {
@@ -112,7 +112,7 @@ impl Cm<'_> {
             }
             let closed = manager.close_listener(now, listener);
             if let Some(service) = service {
-                engine.release_service(service);
+                engine.port.release_service(service);
             }
             Ok(closed?)
         })
@@ -164,7 +164,7 @@ impl Cm<'_> {
         self.call(|engine, _| {
             let mut ready = engine.gsi.manager.qp_attributes(id, local_qp)?;
             let path = &mut ready.ready_to_receive.path;
-            let linked = engine.path(path.local(), path.remote(), path.source_port());
+            let linked = engine.port.path(path.local(), path.remote(), path.source_port());
             *path = linked.map_or(*path, |linked| linked.with_route(path.route()));
             Ok(ready)
         })

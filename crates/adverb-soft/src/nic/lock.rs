@@ -28,6 +28,11 @@ impl EngineLock {
         EngineGuard { engine, notifications: Notifications::default() }
     }
 
+    /// Whether a thread holds the lock.
+    pub(super) fn is_locked(&self) -> bool {
+        self.engine.is_locked()
+    }
+
     /// Waits for the lock. The caller may be the thread of an async runtime, which should not sleep. So it yields to other
     /// threads, and sleeps only if the lock is held for long.
     #[cold]

@@ -5,6 +5,7 @@ mod engine;
 mod gsi;
 mod lock;
 mod options;
+mod post;
 mod progress;
 mod recording;
 mod schedule;
@@ -21,20 +22,21 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use adverb_proto::memory::{Pd, RegisterError, Registration, RemoteInvalidate};
-use adverb_proto::types::{Access, ArmFor, Completion, Gid, PathMtu, RecvRequest, SendRequest};
+use adverb_proto::types::{Access, ArmFor, Completion, Gid, PathMtu};
 use adverb_proto::{
-    AddressVector, Cq, CreateQpError, EventSink, Path, QpConfig, QpStatus, QueueEvent, ResourceCounts, Route,
-    Srq, SrqConfig, SrqStatus, Statistics, Timestamp, Transition,
+    Cq, EventSink, Path, QpConfig, QpStatus, QueueEvent, ResourceCounts, Route, Srq, SrqConfig, SrqStatus,
+    Statistics, Timestamp, Transition,
 };
 use adverb_wire::Qpn;
 
 use crate::channel::Channel;
-use crate::error::{BatchPostError, Error};
-use crate::link::{AddressShare, PathSocket};
+use crate::error::Error;
+use crate::link::PathSocket;
 pub use cm::Cm;
 use engine::{Engine, Work};
 use lock::EngineLock;
 pub use options::NicOptions;
+pub use post::MAX_INLINE;
 
 /// An asynchronous event of a NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,8 +107,8 @@ impl Nic {
         let udp_addrs = addresses.iter().map(|address| Gid::from(*address).udp_addr()).collect();
         let engine = Engine::new(udp_addrs, link, Arc::clone(&event_channel), mtu);
         let mut engine = engine.map_err(io::Error::other)?;
-        engine.loopback_via_link = loopback_via_link;
-        let clock_origin = engine.start;
+        engine.loopback.via_link = loopback_via_link;
+        let clock_origin = engine.clock.origin();
         let (engine, wake_channel) = (EngineLock::new(engine), Arc::new(Channel::new()?));
         let shared = Arc::new(Shared { engine, wake_channel, readiness });
         let thread_shared = Arc::clone(&shared);
@@ -121,6 +123,12 @@ impl Nic {
     /// thread, and the NIC may stay locked forever.
     pub fn is_owned_by_this_process(&self) -> bool {
         self.owner == std::process::id()
+    }
+
+    /// Whether a thread holds the NIC's lock. A thread that was interrupted by a signal may hold it while the handler of
+    /// the signal runs, and a call would wait for it forever.
+    pub fn is_locked(&self) -> bool {
+        self.shared.engine.is_locked()
     }
 
     /// Whether the NIC has failed.
@@ -281,7 +289,7 @@ impl Nic {
     pub fn create_cq(&self, capacity: u32, channel: Option<Arc<Channel>>) -> Result<Cq, Error> {
         self.call_engine(|engine| {
             let cq = engine.device.create_cq(capacity);
-            engine.channels.extend(channel.map(|channel| (cq, channel)));
+            engine.events.add_cq(cq, channel);
             Ok(cq)
         })
     }
@@ -312,7 +320,7 @@ impl Nic {
         self.call_engine(|engine| {
             let created = engine.create_timed_cq(capacity);
             let cq = created.map_err(|error| Error::TimestampsFailed(error.kind()))?;
-            engine.channels.extend(channel.map(|channel| (cq, channel)));
+            engine.events.add_cq(cq, channel);
             Ok(cq)
         })
     }
@@ -332,7 +340,7 @@ impl Nic {
         self.call_engine(|engine| {
             let created = engine.create_send_timed_cq(capacity);
             let cq = created.map_err(|error| Error::TimestampsFailed(error.kind()))?;
-            engine.channels.extend(channel.map(|channel| (cq, channel)));
+            engine.events.add_cq(cq, channel);
             Ok(cq)
         })
     }
@@ -363,7 +371,7 @@ impl Nic {
             if !engine.destroy_cq(cq) {
                 return Err(Error::InvalidCompletionQueue);
             }
-            engine.channels.remove(&cq);
+            engine.events.remove_cq(cq);
             engine.discard_events(|event| *event == QueueEvent::CqOverflow(cq));
             Ok(())
         })
@@ -442,12 +450,7 @@ impl Nic {
     /// Returns [`Error::CreateQp`] if the domain, a completion queue or the shared receive queue doesn't exist.
     pub fn create_qp(&self, mut config: QpConfig) -> Result<Qpn, Error> {
         self.call_engine(|engine| {
-            config.window = config.window.min(engine.window);
-            config.read_window = config.read_window.min(engine.read_window);
-            config.coalesce_limit = config.coalesce_limit.max(engine.coalesce_limit);
-            if engine.share.is_some() && engine.qps.len() >= AddressShare::MAX_QUEUE_PAIRS {
-                return Err(CreateQpError::TooMany.into());
-            }
+            engine.limits.apply(&mut config, engine.qps.len())?;
             // The number of a closed connection isn't reused for a while, because its packets may still be in flight.
             let gsi = &engine.gsi;
             let qpn = engine.device.create_qp(config, || gsi.fresh_qpn(random))?;
@@ -498,7 +501,7 @@ impl Nic {
     /// Returns the path of packets between two addresses, for a flow with this preferred source port. Returns `None` if
     /// one address is IPv4 and the other IPv6.
     pub fn path(&self, local: IpAddr, remote: IpAddr, preferred_port: u16) -> Option<Path> {
-        self.shared.engine.lock().path(local, remote, preferred_port)
+        self.shared.engine.lock().port.path(local, remote, preferred_port)
     }
 
     /// Opens the path of packets between two addresses for a flow label: packets are sent from the [source port of that
@@ -509,14 +512,14 @@ impl Nic {
     /// The path's [route](Path::route) has the flow label.
     pub fn open_path(&self, local: IpAddr, remote: IpAddr, flow_label: u32) -> Option<Path> {
         let preferred_port = Path::source_port_of_label(flow_label);
-        let path = self.shared.engine.lock().open_path(local, remote, preferred_port)?;
+        let path = self.shared.engine.lock().port.open_path(local, remote, preferred_port)?;
         Some(path.with_route(Route { flow_label, ..path.route() }))
     }
 
     /// Ends the use of a path that [`open_path`](Nic::open_path) returned. The link may close the path's source port
     /// afterwards, so no queue pair and no address handle may use the path any more: their packets could be dropped.
     pub fn close_path(&self, path: &Path) {
-        self.shared.engine.lock().close_path(path);
+        self.shared.engine.lock().port.close_path(path);
     }
 
     /// Returns a socket that traces the path of packets from a local address and source port: see
@@ -527,44 +530,7 @@ impl Nic {
     /// Returns `Unsupported` if the NIC has no sockets for this address, and `AddrInUse` if another program uses the
     /// port.
     pub fn path_socket(&self, local: IpAddr, port: u16) -> io::Result<PathSocket> {
-        self.shared.engine.lock().path_socket(local, port)
-    }
-
-    /// Posts send requests and starts to transmit them. The second element of each item is the data of an inline
-    /// request, or `None` for other requests.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`BatchPostError`] if a request can't be posted. The requests before it are posted, and the requests
-    /// after it are not.
-    #[inline]
-    pub fn post_sends<'a, Handle: AddressVector>(
-        &self,
-        qpn: Qpn,
-        requests: impl IntoIterator<Item = (SendRequest<'a, Handle>, Option<&'a [u8]>)>,
-    ) -> Result<(), BatchPostError> {
-        self.post(true, requests, |engine, now, (request, inline)| {
-            match inline {
-                None => engine.device.post_send(now, qpn, &request)?,
-                Some(bytes) => engine.device.post_send_inline(now, qpn, &request, bytes)?,
-            }
-            Ok(())
-        })
-    }
-
-    /// Posts receive requests.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`BatchPostError`] if a request can't be posted. The requests before it are posted, and the requests
-    /// after it are not.
-    #[inline]
-    pub fn post_recvs<'a>(
-        &self,
-        qpn: Qpn,
-        requests: impl IntoIterator<Item = RecvRequest<'a>>,
-    ) -> Result<(), BatchPostError> {
-        self.post(false, requests, |engine, now, request| Ok(engine.device.post_recv(now, qpn, &request)?))
+        self.shared.engine.lock().port.path_socket(local, port)
     }
 
     /// Creates a shared receive queue.
@@ -587,22 +553,6 @@ impl Nic {
             engine.device.destroy_srq(srq)?;
             engine.discard_events(|event| *event == QueueEvent::SrqLimit(srq));
             Ok(())
-        })
-    }
-
-    /// Posts receive requests to a shared receive queue.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`BatchPostError`] if a request can't be posted. The requests before it are posted, and the requests
-    /// after it are not.
-    pub fn post_srq_recvs<'a>(
-        &self,
-        srq: Srq,
-        requests: impl IntoIterator<Item = RecvRequest<'a>>,
-    ) -> Result<(), BatchPostError> {
-        self.post(false, requests, |engine, now, request| {
-            Ok(engine.device.post_srq_recv(now, srq, &request)?)
         })
     }
 
@@ -654,7 +604,7 @@ impl Nic {
     pub fn next_event(&self) -> Option<NicEvent> {
         // The channel may have a notification of an event that was discarded with its object.
         _ = self.event_channel.take();
-        self.shared.engine.lock().events.pop_front()
+        self.shared.engine.lock().events.pop()
     }
 
     /// Returns a file descriptor that is readable while an event is pending for [`next_event`](Nic::next_event). The
@@ -697,34 +647,6 @@ impl Nic {
         let work = self.drive(&mut engine, Engine::drive);
         progress::wake(&self.shared, &mut engine, work);
         result
-    }
-
-    #[inline]
-    fn post<T>(
-        &self,
-        are_sends: bool,
-        requests: impl IntoIterator<Item = T>,
-        mut post: impl FnMut(&mut Engine, adverb_proto::Time, T) -> Result<(), Error>,
-    ) -> Result<(), BatchPostError> {
-        let mut posted_count = 0;
-        let mut engine = self.shared.engine.lock();
-        if engine.schedule.has_failed() {
-            return Err(BatchPostError { posted_count, error: Error::NicFailed });
-        }
-        let now = if are_sends { engine.now() } else { engine.recv_time() };
-        let posted = guard(&mut engine, |engine| {
-            for request in requests {
-                post(engine, now, request)?;
-                posted_count += 1;
-            }
-            Ok(())
-        });
-        // Posting receives doesn't send delayed ACKs early.
-        if are_sends || !engine.schedule.delayed_ack.is_pending() {
-            let work = self.drive(&mut engine, |engine| engine.send_posted(now));
-            progress::wake(&self.shared, &mut engine, work);
-        }
-        posted.map_err(|error| BatchPostError { posted_count, error })
     }
 
     /// Sends delayed ACKs.

@@ -40,7 +40,7 @@ impl Nic {
                 return Err(Error::AlreadyRecording);
             }
             engine.device.sink_mut().start(options).map_err(Error::InvalidRecorderCapacity)?;
-            engine.recorder_channel = stopped;
+            engine.events.set_recorder_channel(stopped);
             let now = engine.now();
             engine.device.record_connections(now);
             Ok(())
@@ -51,7 +51,7 @@ impl Nic {
     /// `clock` describes the [origin of the NIC's clock](Nic::clock_origin).
     pub fn stop_recording(&self, device: &str, clock: ClockOrigin) -> Option<Recording> {
         let mut engine = self.shared.engine.lock();
-        engine.recorder_channel = None;
+        engine.events.set_recorder_channel(None);
         engine.device.sink_mut().stop(device, clock)
     }
 

@@ -1,3 +1,4 @@
+mod guessing;
 mod recording;
 mod regions;
 mod wire;
@@ -6,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use adverb_proto::types::{
-    CompletedOperation, RemoteAddress, Segment, SendFlags, SendOperation, Status, Transport,
+    CompletedOperation, RecvRequest, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest, Status,
+    Transport,
 };
 use adverb_proto::{IcrcCheck, Init, ReadyToReceive, ReadyToSend};
 use adverb_wire::cm::Timeout;
@@ -17,6 +19,7 @@ use parking_lot::Mutex;
 use self::wire::{WireMode, two_nics, two_nics_and_batches};
 use super::schedule::{Driver, POLLS_UNTIL_COMPLETION};
 use super::*;
+use crate::BatchPostError;
 
 /// Memory that is registered with a NIC and accessed by a test.
 struct Area<'a> {

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 
 use adverb_proto::trace::{DropReason, Queue, RecordedEvent, Recording, RecvQueueId, TraceEvent};
-use adverb_proto::types::{Failure, Gid, Psn, QpState, Qpn, SendOperation, Status, Success};
+use adverb_proto::types::{Answer, Failure, Gid, Psn, QpState, Qpn, Status, Success};
 use adverb_proto::{Cq, Srq, Time};
 use adverb_wire::{Header, Operation, ROCE_PORT, Rc, Reth, Syndrome};
 
@@ -777,15 +777,10 @@ fn span(header: &Header, mtu: Option<u32>) -> u32 {
 
 /// Returns the number of sequence numbers of a request.
 fn packet_count(posted: &WorkRequest, mtu: Option<u32>) -> u64 {
-    let is_one_packet = matches!(
-        posted.operation,
-        Some(
-            SendOperation::CompareSwap { .. }
-                | SendOperation::FetchAdd { .. }
-                | SendOperation::AtomicWrite { .. }
-                | SendOperation::Flush(_)
-        )
-    );
+    let is_one_packet = match posted.operation.map(|operation| operation.answer()) {
+        Some(Answer::Atomic | Answer::EmptyRead) => true,
+        Some(Answer::None | Answer::Acknowledgement | Answer::Read) | None => false,
+    };
     match mtu {
         Some(mtu) if !is_one_packet => posted.length.div_ceil(u64::from(mtu.max(1))).max(1),
         _ => 1,

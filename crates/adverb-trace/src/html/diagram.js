@@ -124,9 +124,11 @@ function drawLanes() {
   lane(xs.start - 12, "time", two ? `µs, ${ending(left)}` : "µs", "end");
   if (two) lane(xs.width - 10, "time", `µs, ${ending(right)}`, "end");
   lane(xs.appL - 4, "application", "", "start");
-  lane(xs.nicL, `NIC ${shorten(left, 18)}`, qps(view.left), "middle");
+  // The titles of the application and of the network are about 75 and 50 pixels wide.
+  const nic = (name, x) => fit(`NIC ${name}`, 2 * Math.min(Math.abs(x - xs.middle) - 35, (x < xs.middle ? x - xs.appL : xs.appR - x) - 80), true);
+  lane(xs.nicL, nic(left, xs.nicL), qps(view.left), "middle");
   lane(xs.middle, "network", "", "middle");
-  lane(xs.nicR, absent ? "NIC" : `NIC ${shorten(right, 18)}`, absent ? "" : qps(view.right), "middle", absent);
+  lane(xs.nicR, absent ? "NIC" : nic(right, xs.nicR), absent ? "" : qps(view.right), "middle", absent);
   lane(xs.appR + 4, "application", "", "end", absent);
   if (absent) lane((xs.nicR + xs.appR) / 2, "", "not recorded", "middle", true);
   document.getElementById("lanes").replaceChildren(drawing);

@@ -98,7 +98,6 @@ pub(super) fn posted_fields(operation: &SendOperation) -> Vec<Field> {
             ("range", format!("{} bytes", bind.length)),
             ("access", format!("{:?}", bind.access)),
         ],
-        _ => Vec::new(),
     }
 }
 

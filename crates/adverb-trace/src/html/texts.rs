@@ -23,7 +23,8 @@ pub(super) fn other_event(event: &TraceEvent) -> EventText {
         TraceEvent::QueueEventDelivered { event } => (true, is_failure(event)),
         TraceEvent::TimerExpired { timer: TimerKind::AckTimeout, .. }
         | TraceEvent::Dropped { .. }
-        | TraceEvent::StateChanged { to: QpState::Error | QpState::SendQueueError, .. } => (false, true),
+        // A program moves a queue pair to the error state to disconnect. If a failure does, the failure has its own mark.
+        | TraceEvent::StateChanged { to: QpState::SendQueueError, .. } => (false, true),
         _ => (false, false),
     };
     let text = match event {
@@ -104,4 +105,22 @@ pub(super) fn completed_operation(operation: &CompletedOperation) -> Vec<Field> 
         _ => {}
     }
     fields
+}
+
+#[cfg(test)]
+mod tests {
+    use adverb_proto::types::Qpn;
+
+    use super::*;
+
+    #[test]
+    fn a_disconnect_is_not_marked_as_a_failure() {
+        let changed = |to| {
+            let event = TraceEvent::StateChanged { qpn: Qpn::truncate(17), from: QpState::ReadyToSend, to };
+            other_event(&event)
+        };
+        let disconnected = changed(QpState::Error);
+        assert_eq!((disconnected.text.as_str(), disconnected.is_failure), ("QP RTS → ERROR", false));
+        assert!(changed(QpState::SendQueueError).is_failure);
+    }
 }

@@ -361,17 +361,7 @@ impl core::fmt::Display for Psns {
 
 /// Writes the fields of a work request that depend on its operation.
 fn write_operation(out: &mut dyn Write, operation: &SendOperation) -> io::Result<()> {
-    let remote = match operation {
-        SendOperation::Write(remote)
-        | SendOperation::WriteWithImm(remote, _)
-        | SendOperation::Read(remote)
-        | SendOperation::CompareSwap { remote, .. }
-        | SendOperation::FetchAdd { remote, .. }
-        | SendOperation::AtomicWrite { remote, .. } => Some(*remote),
-        SendOperation::Flush(range) => Some(range.remote),
-        _ => None,
-    };
-    if let Some(remote) = remote {
+    if let Some(remote) = operation.remote() {
         writeln!(out, "#   Remote Address: {:#018x}", remote.addr)?;
         writeln!(out, "#   Remote Key: {:#010x}", remote.rkey)?;
     }
@@ -397,7 +387,10 @@ fn write_operation(out: &mut dyn Write, operation: &SendOperation) -> io::Result
             let (addr, length) = (bind.addr, bind.length);
             writeln!(out, "#   Window Key: {:#010x}, Range: {addr:#x}, {length} bytes", bind.rkey)
         }
-        _ => Ok(()),
+        SendOperation::Send
+        | SendOperation::Write(_)
+        | SendOperation::Read(_)
+        | SendOperation::AtomicWrite { .. } => Ok(()),
     }
 }
 
@@ -425,6 +418,7 @@ fn write_success(out: &mut dyn Write, success: &Success) -> io::Result<()> {
         CompletedOperation::RecvWrite { immediate } => {
             writeln!(out, "#   Immediate Data: {immediate:#010x}")
         }
+        // The completions of send requests have no further fields.
         _ => Ok(()),
     }
 }

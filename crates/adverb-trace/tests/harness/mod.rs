@@ -16,6 +16,7 @@ use adverb_proto::{
     Cq, Device, IcrcCheck, Init, Path, QpConfig, ReadyToReceive, ReadyToSend, RxMeta, Time, Transition,
 };
 use adverb_wire::cm::Timeout;
+use adverb_wire::random::SplitMix64;
 use adverb_wire::{Header, Packet, Psn, Qpn, RnrTimer};
 
 /// The first address of each side's region.
@@ -29,30 +30,6 @@ pub(crate) const QKEY: u32 = 0x1234_5678;
 
 const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE);
 
-/// A generator of random numbers (splitmix64).
-#[derive(Clone, Debug)]
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
-    }
-
-    /// Returns a number below `bound`.
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    /// Returns `true` with a probability of `percent` percent.
-    pub(crate) fn chance(&mut self, percent: u64) -> bool {
-        self.below(100) < percent
-    }
-}
-
 /// A device with one queue pair.
 pub(crate) struct Side {
     pub(crate) device: Device<Recorder>,
@@ -63,7 +40,7 @@ pub(crate) struct Side {
     pub(crate) key: u32,
     pub(crate) storage: StorageId,
     pub(crate) address: IpAddr,
-    pub(crate) random: Random,
+    pub(crate) random: SplitMix64,
 }
 
 /// The sequence numbers of the first packets that a side sends and receives.
@@ -78,7 +55,7 @@ impl Side {
         let mut device = Device::new(Recorder::default());
         let options = RecorderOptions { capacity: 1 << 20, ..RecorderOptions::default() };
         device.sink_mut().start(&options).unwrap();
-        let mut random = Random(host.into());
+        let mut random = SplitMix64(host.into());
         let (pd, cq) = (device.create_domain(), device.create_cq(4096));
         let mut memory = HeapMemory::default();
         let storage = memory.add(vec![host; SIZE as usize]);
@@ -89,8 +66,9 @@ impl Side {
             storage,
             remote_invalidate: RemoteInvalidate::Denied,
         };
-        let key = device.register(pd, registration, || random.next() as u32).unwrap();
-        let qpn = device.create_qp(QpConfig::new(transport, pd, cq, cq), || random.next() as u32).unwrap();
+        let key = device.register(pd, registration, || random.next_u64() as u32).unwrap();
+        let qpn =
+            device.create_qp(QpConfig::new(transport, pd, cq, cq), || random.next_u64() as u32).unwrap();
         let address = IpAddr::V4(Ipv4Addr::new(10, 0, 0, host));
         Side { device, memory, pd, cq, qpn, key, storage, address, random }
     }
@@ -105,7 +83,7 @@ impl Side {
             remote_invalidate: RemoteInvalidate::Allowed,
         };
         let random = &mut self.random;
-        self.device.register(self.pd, registration, || random.next() as u32).unwrap()
+        self.device.register(self.pd, registration, || random.next_u64() as u32).unwrap()
     }
 
     /// Connects the queue pair.
@@ -226,7 +204,7 @@ pub(crate) struct Seen {
 pub(crate) struct World {
     pub(crate) sides: [Side; 2],
     pub(crate) now: Time,
-    pub(crate) random: Random,
+    pub(crate) random: SplitMix64,
     pub(crate) faults: Faults,
     /// All packets that were sent and received, in order.
     pub(crate) seen: Vec<Seen>,
@@ -240,7 +218,7 @@ impl World {
         World {
             sides,
             now: Time::from_nanos(1000),
-            random: Random(seed),
+            random: SplitMix64(seed),
             faults,
             seen: Vec::new(),
             in_flight: BTreeMap::new(),
@@ -294,7 +272,7 @@ impl World {
                     _ => 1,
                 };
                 for _ in 0..copies {
-                    let extra_delay = if self.random.chance(self.faults.reordering) { 8000 } else { 0 };
+                    let extra_delay = if self.random.below(100) < self.faults.reordering { 8000 } else { 0 };
                     let delay = 5000 + extra_delay;
                     let in_flight = InFlight { to: 1 - from, number, bytes: bytes.clone(), arrival };
                     self.serial += 1;

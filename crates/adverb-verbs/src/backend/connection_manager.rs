@@ -3,18 +3,19 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
-#[cfg(feature = "soft")]
-use std::sync::Arc;
 use std::time::Duration;
 
 use adverb_proto::types::{Gid, Qpn, RejectReason, Transport};
+
+use super::{Address, Connection, ReadyToSend};
+use crate::error::{Error, Result};
+#[cfg(feature = "soft")]
+use std::sync::Arc;
 
 #[cfg(feature = "ibv")]
 use super::ibv;
 #[cfg(feature = "soft")]
 use super::soft::connection_manager as soft;
-use super::{Address, Connection, ReadyToSend};
-use crate::error::{Error, Result};
 
 /// Calls the engine that the value belongs to.
 macro_rules! dispatch {

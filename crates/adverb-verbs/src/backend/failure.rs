@@ -1,21 +1,64 @@
 //! Errors of both engines.
 
+use std::io;
+use std::num::NonZeroI32;
+
 use adverb_proto::types::QpState;
 
 use crate::error::{Error, Result};
 
+/// The error number of a driver that rejected a request, or [`FOREIGN_LIST`]. The list knows which request it was. As the
+/// number is returned unchanged, posting to hardware compares it once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PostErrno(NonZeroI32);
+
+/// The number for a list that was posted to a queue of another kind of device.
+const FOREIGN_LIST: NonZeroI32 = NonZeroI32::MAX;
+
+impl PostErrno {
+    /// Converts the result of posting: 0, or an error number of any sign.
+    #[inline(always)]
+    pub(super) fn check(code: libc::c_int) -> std::result::Result<(), PostErrno> {
+        NonZeroI32::new(code).map_or(Ok(()), |code| Err(PostErrno(code)))
+    }
+
+    /// Returns the error of posting a list to a queue of another device's kind.
+    #[cold]
+    pub(super) fn foreign_list() -> PostErrno {
+        PostErrno(FOREIGN_LIST)
+    }
+
+    /// Returns the error.
+    pub(super) fn error(self) -> io::Error {
+        match self.0 {
+            FOREIGN_LIST => io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the list was created by a queue of another kind of device",
+            ),
+            code => io::Error::from_raw_os_error(code.get().saturating_abs()),
+        }
+    }
+}
+
 /// A failure to post requests.
 pub(crate) struct PostFailure {
-    pub(crate) error: std::io::Error,
+    pub(crate) error: io::Error,
     /// The number of requests that were posted before the failure. `None` means that the device doesn't report it: any
     /// number may have been posted.
-    pub(crate) posted: Option<usize>,
+    pub(crate) posted_count: Option<usize>,
 }
 
 impl PostFailure {
+    /// Returns the failure of posting one request or a list, which knows how many requests were posted.
+    #[cold]
+    pub(crate) fn new(errno: PostErrno, posted_count: Option<usize>) -> PostFailure {
+        let posted_count = if errno.0 == FOREIGN_LIST { Some(0) } else { posted_count };
+        PostFailure { error: errno.error(), posted_count }
+    }
+
     /// Returns the number of requests, out of `count`, that certainly weren't posted.
     pub(crate) fn unposted_count(&self, count: usize) -> usize {
-        count.saturating_sub(self.posted.unwrap_or(count))
+        count.saturating_sub(self.posted_count.unwrap_or(count))
     }
 }
 

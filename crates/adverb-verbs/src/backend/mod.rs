@@ -5,7 +5,6 @@
 
 #![cfg_attr(not(feature = "ibv"), allow(unused, reason = "some items are used only with rdma-core"))]
 
-mod clock;
 pub(crate) mod connection_manager;
 mod failure;
 #[cfg(feature = "ibv")]
@@ -14,18 +13,14 @@ mod lists;
 mod memory;
 mod options;
 mod outcome;
-#[cfg(any(feature = "ibv", feature = "soft"))]
-mod request_list;
 #[cfg(feature = "soft")]
 mod soft;
-mod wait;
 
 #[cfg(feature = "soft")]
 pub use adverb_soft::link::{IcmpError, PathSocket};
-pub(crate) use clock::clock_origin;
-pub(crate) use failure::PostFailure;
 #[cfg(all(test, feature = "soft", not(loom)))]
 pub(crate) use failure::with_destroy_failure;
+pub(crate) use failure::{PostErrno, PostFailure};
 pub(crate) use lists::{RecvList, SendList, SendSlot};
 pub use memory::Memory;
 pub(crate) use options::{
@@ -34,12 +29,9 @@ pub(crate) use options::{
 pub(crate) use outcome::{RawCompletion, RawOutcome, flag, opcode};
 #[cfg(feature = "soft")]
 pub(crate) use soft::{LinkKind as SoftLink, Options as SoftOptions};
-pub use wait::{Interest, Watch, start_connect, wait_either, wait_many};
 
 #[cfg(not(feature = "ibv"))]
 use failure::no_engine;
-use failure::{check_injected, device_mismatch, no_event_channel, queue_pair_destroyed};
-
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -50,14 +42,16 @@ use adverb_proto::ResourceCounts;
 use adverb_proto::trace::{RecorderOptions, Recording, StopCause};
 use adverb_proto::types::{
     Access, ArmFor, DeviceAttributes, DeviceEvent, DeviceInfo, GidEntry, Port, QpState, Qpn,
-    QueuePairAttributes, SendOperation,
+    QueuePairAttributes, SendOperation, SendRequest,
 };
+
+use failure::{check_injected, device_mismatch, no_event_channel, queue_pair_destroyed};
+
+use crate::error::Result;
+use crate::recorder::{DeviceRecorder, StopSignal};
 
 #[cfg(feature = "soft")]
 use crate::error::Error;
-use crate::error::Result;
-use crate::recorder::DeviceRecorder;
-use crate::recording::StopSignal;
 
 /// Calls the engine that the value belongs to.
 macro_rules! dispatch {
@@ -71,16 +65,23 @@ macro_rules! dispatch {
     };
 }
 
-/// Posts a list with a verb of the engine that the queue belongs to. Everything else about posting is the same for all
-/// engines.
+/// Posts a list to a queue of the same engine.
 macro_rules! post {
-    ($queue:expr, $list:expr, $verb:ident) => {{
-        #[cfg(any(feature = "ibv", feature = "soft"))]
-        let posted = $list.requests.post(|chain| dispatch!($queue, engine => engine.$verb(chain)));
-        #[cfg(not(any(feature = "ibv", feature = "soft")))]
-        let posted = dispatch!($queue, engine => unreachable!());
-        posted
-    }};
+    ($queue:expr, $list:expr, $verb:ident) => {
+        match *$queue {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(ref queue) if $list.ibv.len() > 0 => queue.$verb(&mut $list.ibv),
+            #[cfg(all(feature = "ibv", feature = "soft"))]
+            Self::Ibv(_) if $list.soft.is_some() => Err(PostErrno::foreign_list()),
+            #[cfg(feature = "ibv")]
+            Self::Ibv(_) => Ok(()),
+            #[cfg(feature = "soft")]
+            Self::Soft(ref queue) => match &mut $list.soft {
+                Some(list) => queue.$verb(list),
+                None => Err(PostErrno::foreign_list()),
+            },
+        }
+    };
 }
 
 /// An open device.
@@ -92,6 +93,42 @@ pub(crate) enum Device {
 }
 
 impl Device {
+    /// Creates a list for the send requests of the device's queue pairs.
+    pub(crate) fn send_list(&self) -> SendList {
+        match self {
+            #[cfg(feature = "ibv")]
+            Device::Ibv(_) => SendList::ibv(),
+            #[cfg(feature = "soft")]
+            Device::Soft(_) => SendList::soft(),
+            #[cfg(not(any(feature = "ibv", feature = "soft")))]
+            _ => unreachable!(),
+        }
+    }
+
+    /// Creates the memory for one send request of the device's queue pairs.
+    pub(crate) fn send_slot(&self) -> SendSlot {
+        match self {
+            #[cfg(feature = "ibv")]
+            Device::Ibv(_) => SendSlot::Ibv(ibv::SendSlot::default()),
+            #[cfg(feature = "soft")]
+            Device::Soft(_) => SendSlot::Soft,
+            #[cfg(not(any(feature = "ibv", feature = "soft")))]
+            _ => unreachable!(),
+        }
+    }
+
+    /// Creates a list for the receive requests of the device's queues.
+    pub(crate) fn recv_list(&self) -> RecvList {
+        match self {
+            #[cfg(feature = "ibv")]
+            Device::Ibv(_) => RecvList::ibv(),
+            #[cfg(feature = "soft")]
+            Device::Soft(_) => RecvList::soft(),
+            #[cfg(not(any(feature = "ibv", feature = "soft")))]
+            _ => unreachable!(),
+        }
+    }
+
     /// Lists the devices of all engines. An engine that isn't installed has no devices. If no engine is installed, the
     /// error contains the cause.
     pub(crate) fn list() -> Result<Vec<DeviceInfo>> {
@@ -441,7 +478,7 @@ pub(crate) enum SharedReceiveQueue {
 
 impl SharedReceiveQueue {
     /// Posts requests with one doorbell.
-    pub(crate) fn post_recvs(&self, list: &mut RecvList) -> Result<(), PostFailure> {
+    pub(crate) fn post_recvs(&self, list: &mut RecvList) -> Result<(), PostErrno> {
         post!(self, list, post_recvs)
     }
 
@@ -639,32 +676,70 @@ impl QueuePair {
         dispatch!(self, queue_pair => queue_pair.query())
     }
 
-    /// Posts one request.
-    #[inline]
-    pub(crate) fn post_send(&self, slot: &mut SendSlot) -> Result<(), PostFailure> {
-        post!(self, slot, post_sends)
+    /// Posts one request of at most one segment on a connection. Its memory is the slot.
+    #[inline(always)]
+    pub(crate) fn post_send(
+        &self,
+        slot: &mut SendSlot,
+        request: &SendRequest<'_, &AddressHandle>,
+    ) -> Result<(), PostErrno> {
+        match (self, slot) {
+            #[cfg(feature = "ibv")]
+            (QueuePair::Ibv(queue_pair), SendSlot::Ibv(slot)) => queue_pair.post_send(slot, request),
+            #[cfg(feature = "soft")]
+            (QueuePair::Soft(queue_pair), SendSlot::Soft) => {
+                let SendRequest { wr_id, tag, operation, flags, segments, destination: _ } = *request;
+                let destination = None;
+                // With a copy, the segment stays in registers if the device is hardware.
+                let copy;
+                let segments = match *segments {
+                    [segment] => {
+                        copy = [segment];
+                        &copy
+                    }
+                    _ => segments,
+                };
+                queue_pair.post_send(SendRequest { wr_id, tag, operation, flags, segments, destination })
+            }
+            #[allow(unreachable_patterns, reason = "with one engine, the patterns above are exhaustive")]
+            _ => Err(PostErrno::foreign_list()),
+        }
     }
 
     /// Posts requests with one doorbell.
     #[inline]
-    pub(crate) fn post_sends(&self, list: &mut SendList) -> Result<(), PostFailure> {
+    pub(crate) fn post_sends(&self, list: &mut SendList) -> Result<(), PostErrno> {
         post!(self, list, post_sends)
     }
 
     /// Whether the queue pair can post an ATOMIC WRITE or a FLUSH that its device supports.
-    pub(crate) fn can_post(&self, operation: &SendOperation) -> bool {
-        dispatch!(self, queue_pair => queue_pair.can_post(operation))
+    pub(crate) fn can_post(&self, _operation: &SendOperation) -> bool {
+        match self {
+            #[cfg(feature = "ibv")]
+            QueuePair::Ibv(queue_pair) => queue_pair.can_post(_operation),
+            #[cfg(feature = "soft")]
+            QueuePair::Soft(_) => true,
+            #[cfg(not(any(feature = "ibv", feature = "soft")))]
+            _ => false,
+        }
     }
 
     /// Posts requests, some of which are ATOMIC WRITEs or FLUSHes.
     #[cold]
-    pub(crate) fn post_extended_sends(&self, list: &mut SendList) -> Result<(), PostFailure> {
-        post!(self, list, post_extended_sends)
+    pub(crate) fn post_extended_sends(&self, list: &mut SendList) -> Result<(), PostErrno> {
+        match self {
+            #[cfg(feature = "ibv")]
+            QueuePair::Ibv(queue_pair) => queue_pair.post_extended_sends(&mut list.ibv),
+            #[cfg(feature = "soft")]
+            QueuePair::Soft(_) => self.post_sends(list),
+            #[cfg(not(any(feature = "ibv", feature = "soft")))]
+            _ => unreachable!(),
+        }
     }
 
     /// Posts requests with one doorbell.
     #[inline]
-    pub(crate) fn post_recvs(&self, list: &mut RecvList) -> Result<(), PostFailure> {
+    pub(crate) fn post_recvs(&self, list: &mut RecvList) -> Result<(), PostErrno> {
         post!(self, list, post_recvs)
     }
 

@@ -16,13 +16,13 @@ impl RawCompletion {
     /// A value for arrays that the device fills.
     pub(crate) const EMPTY: RawCompletion = RawCompletion::new(0, RawOutcome::implied(0));
 
-    pub(crate) const fn new(wr_id: u64, outcome: RawOutcome) -> RawCompletion {
+    pub(super) const fn new(wr_id: u64, outcome: RawOutcome) -> RawCompletion {
         RawCompletion { wr_id, outcome, _unused: 0 }
     }
 
     /// Converts a completion from the plain form.
     #[cfg(feature = "soft")]
-    pub(crate) fn of(completion: &adverb_proto::types::Completion) -> RawCompletion {
+    pub(super) fn of(completion: &adverb_proto::types::Completion) -> RawCompletion {
         let mut outcome = RawOutcome::of(completion.outcome);
         outcome.qpn = completion.qpn.get();
         RawCompletion::new(completion.wr_id, outcome)
@@ -36,32 +36,27 @@ impl RawCompletion {
 pub(crate) struct RawOutcome {
     /// The code of a [`Status`].
     pub(crate) status: u32,
-    /// One of the [`opcode`]s.
+    /// The code of a [`CompletedOperation`].
     pub(crate) opcode: u32,
-    pub(crate) vendor_error: u32,
+    pub(super) vendor_error: u32,
     pub(crate) length: u32,
     /// Immediate data, in network byte order, or the key that was invalidated.
     pub(crate) immediate: u32,
     pub(crate) qpn: u32,
     /// The sender of a datagram.
-    pub(crate) source: u32,
+    pub(super) source: u32,
     /// Some of the [`flag`]s.
     pub(crate) flags: u32,
 }
 
-/// The operations of completions.
+/// The operations of completions that this crate distinguishes: some of the codes of [`CompletedOperation`].
 pub(crate) mod opcode {
-    pub(crate) const SEND: u32 = 0;
-    pub(crate) const WRITE: u32 = 1;
-    pub(crate) const READ: u32 = 2;
-    pub(crate) const COMPARE_SWAP: u32 = 3;
-    pub(crate) const FETCH_ADD: u32 = 4;
-    pub(crate) const BIND_WINDOW: u32 = 5;
-    pub(crate) const LOCAL_INVALIDATE: u32 = 6;
-    pub(crate) const FLUSH: u32 = 8;
-    pub(crate) const ATOMIC_WRITE: u32 = 9;
-    pub(crate) const RECV: u32 = 128;
-    pub(crate) const RECV_WRITE: u32 = 129;
+    use adverb_proto::types::CompletedOperation;
+
+    pub(crate) const BIND_WINDOW: u32 = CompletedOperation::BindWindow.code();
+    pub(crate) const LOCAL_INVALIDATE: u32 = CompletedOperation::LocalInvalidate.code();
+    pub(crate) const RECV: u32 = CompletedOperation::RECV_CODE;
+    pub(crate) const RECV_WRITE: u32 = CompletedOperation::RECV_WRITE_CODE;
 }
 
 /// The flags of completions.
@@ -74,11 +69,11 @@ pub(crate) mod flag {
     /// Adverb's own flag: the request belongs to a shared receive queue for datagrams.
     pub(crate) const DATAGRAM: u32 = 1 << 31;
     /// Adverb's own flag: a timestamp is stored in otherwise unused fields.
-    pub(crate) const TIMESTAMP: u32 = 1 << 30;
+    pub(super) const TIMESTAMP: u32 = 1 << 30;
     /// Adverb's own flag: the timestamp is the kernel's.
-    pub(crate) const KERNEL_TIME: u32 = 1 << 29;
+    pub(super) const KERNEL_TIME: u32 = 1 << 29;
     /// Adverb's own flag: the timestamp is the process's.
-    pub(crate) const PROCESS_TIME: u32 = 1 << 28;
+    pub(super) const PROCESS_TIME: u32 = 1 << 28;
 }
 
 impl RawOutcome {
@@ -106,21 +101,7 @@ impl RawOutcome {
                 return RawOutcome { status: status.code(), vendor_error, ..RawOutcome::implied(0) };
             }
         };
-        let opcode = match success.operation {
-            CompletedOperation::Write => opcode::WRITE,
-            CompletedOperation::Read => opcode::READ,
-            CompletedOperation::CompareSwap => opcode::COMPARE_SWAP,
-            CompletedOperation::FetchAdd => opcode::FETCH_ADD,
-            CompletedOperation::BindWindow => opcode::BIND_WINDOW,
-            CompletedOperation::LocalInvalidate => opcode::LOCAL_INVALIDATE,
-            CompletedOperation::Flush => opcode::FLUSH,
-            CompletedOperation::AtomicWrite => opcode::ATOMIC_WRITE,
-            CompletedOperation::Recv { .. } => opcode::RECV,
-            CompletedOperation::RecvWrite { .. } => opcode::RECV_WRITE,
-            // The only other operation is `Send`. (The enum is non-exhaustive.)
-            _ => opcode::SEND,
-        };
-        let mut raw = RawOutcome { length: success.length, ..RawOutcome::implied(opcode) };
+        let mut raw = RawOutcome { length: success.length, ..RawOutcome::implied(success.operation.code()) };
         match success.operation {
             CompletedOperation::Recv { immediate, invalidated, source, has_grh } => {
                 if let Some(immediate) = immediate {
@@ -135,6 +116,7 @@ impl RawOutcome {
             CompletedOperation::RecvWrite { immediate } => {
                 (raw.immediate, raw.flags) = (immediate.to_be(), flag::IMMEDIATE);
             }
+            // The other operations have no further fields.
             _ => {}
         }
         raw
@@ -142,7 +124,7 @@ impl RawOutcome {
 
     /// Stores the device's timestamp in fields that are unused in this outcome, so that outcomes without a timestamp
     /// aren't larger.
-    pub(crate) fn store_timestamp(&mut self, timestamp: u64) {
+    pub(super) fn store_timestamp(&mut self, timestamp: u64) {
         let [a, b, c, d, e, f, g, h] = timestamp.to_be_bytes();
         self.qpn = u32::from_be_bytes([a, b, c, d]);
         *self.spare_field() = u32::from_be_bytes([e, f, g, h]);
@@ -151,7 +133,7 @@ impl RawOutcome {
 
     /// Stores a timestamp from a source that may differ from the device.
     #[cfg(feature = "soft")]
-    pub(crate) fn store_timestamp_from(&mut self, timestamp: u64, source: TimestampSource) {
+    pub(super) fn store_timestamp_from(&mut self, timestamp: u64, source: TimestampSource) {
         self.store_timestamp(timestamp);
         self.flags |= match source {
             TimestampSource::Device => 0,
@@ -198,18 +180,12 @@ impl RawOutcome {
         }
         let has = |flag: u32| self.flags & flag != 0;
         let is_datagram = is_datagram || has(flag::DATAGRAM);
-        let operation = match self.opcode {
-            opcode::SEND => CompletedOperation::Send,
-            opcode::WRITE => CompletedOperation::Write,
-            opcode::READ => CompletedOperation::Read,
-            opcode::COMPARE_SWAP => CompletedOperation::CompareSwap,
-            opcode::FETCH_ADD => CompletedOperation::FetchAdd,
-            opcode::BIND_WINDOW => CompletedOperation::BindWindow,
-            opcode::LOCAL_INVALIDATE => CompletedOperation::LocalInvalidate,
-            opcode::FLUSH => CompletedOperation::Flush,
-            opcode::ATOMIC_WRITE => CompletedOperation::AtomicWrite,
-            opcode::RECV_WRITE => CompletedOperation::RecvWrite { immediate: u32::from_be(self.immediate) },
-            _ => CompletedOperation::Recv {
+        let operation = match (CompletedOperation::of_send(self.opcode), self.opcode) {
+            (Some(operation), _) => operation,
+            (None, opcode::RECV_WRITE) => {
+                CompletedOperation::RecvWrite { immediate: u32::from_be(self.immediate) }
+            }
+            (None, _) => CompletedOperation::Recv {
                 immediate: has(flag::IMMEDIATE).then(|| u32::from_be(self.immediate)),
                 invalidated: has(flag::INVALIDATED).then_some(self.immediate),
                 source: is_datagram.then(|| Qpn::truncate(self.source)),

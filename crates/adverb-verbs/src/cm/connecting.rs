@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use adverb_proto::types::Endpoint;
+
 use super::failure::{self, Stage};
 use super::{Connection, Deadline, Path};
 use crate::backend::connection_manager::{Depths, Event, Identifier};
 use crate::backend::{ReadyToReceive, StateChange};
 use crate::error::{Error, Result};
-use crate::{ConnectOptions, Endpoint, QueuePair};
+use crate::queue_pair::{ConnectOptions, QueuePair};
 
 /// A connection that is being established.
 ///
@@ -166,14 +168,14 @@ pub(super) fn make_ready(
     // The peer's values are limited to the values that this side supports.
     remote.max_dest_rd_atomic = remote.max_dest_rd_atomic.min(depths.max_dest_rd_atomic);
     send.max_rd_atomic = send.max_rd_atomic.min(depths.max_rd_atomic);
-    remote.mtu = remote.mtu.min(queue_pair.port.active_mtu).min(options.mtu.unwrap_or(remote.mtu));
+    remote.mtu = remote.mtu.min(queue_pair.source.port.active_mtu).min(options.mtu.unwrap_or(remote.mtu));
     // The connection manager's defaults are an RNR timer of 655 ms, and an ACK timeout of 2 s if it has no better
     // value.
     remote.min_rnr_timer = options.min_rnr_timer;
     send.timeout = options.ack_timeout;
     send.retry_count = options.retry_count;
     send.rnr_retry = options.rnr_retry;
-    queue_pair.traffic(options.traffic).apply(&mut remote.address);
+    queue_pair.source.traffic(options.traffic).apply(&mut remote.address);
     queue_pair.psn.store(send.psn.get(), Ordering::Relaxed);
     let mut peer = Endpoint::new(remote.address.gid, remote.qpn, remote.psn);
     peer.lid = remote.address.lid;

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use adverb_proto::types::Endpoint;
+
 use super::{Deadline, Path};
 use crate::backend::connection_manager::{Event, Identifier};
 use crate::error::{Error, Result};
-use crate::{Endpoint, QueuePair};
+use crate::queue_pair::QueuePair;
 
 /// A queue pair that the connection manager has connected to a peer's queue pair.
 ///
@@ -170,7 +172,7 @@ impl Connection {
         let deadline = Deadline::new(timeout);
         while !self.ended.load(Ordering::Acquire) {
             if self.wait_event(deadline.left())?.is_none() {
-                return Err(Error::Timeout { timeout, action: "waiting for the peer to disconnect" });
+                return Err(Error::Timeout { timeout, action: "waiting for the peer to disconnect".into() });
             }
         }
         Ok(())

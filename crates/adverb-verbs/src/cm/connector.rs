@@ -12,8 +12,9 @@ use super::{
     Connection, DEFAULT_TIMEOUT, Deadline, MAX_CONNECT_DATA, Path, PendingConnection, check_private_data,
 };
 use crate::backend::connection_manager::{Event, Identifier, Parameters, Purpose};
+use crate::device::Traffic;
 use crate::error::{Error, Result};
-use crate::{ConnectOptions, QueuePair, Traffic};
+use crate::queue_pair::{ConnectOptions, QueuePair};
 
 /// A connector to [`Listener`](super::Listener)s, with its options. It can be used any number of times.
 ///
@@ -363,7 +364,7 @@ impl Route {
         let depths = depths(&queue_pair, &options);
         self.identifier.connect(&Parameters {
             qpn: queue_pair.qpn(),
-            shared_receives: queue_pair.recv.own().is_none(),
+            shared_receives: queue_pair.has_shared_receives(),
             private_data: &private_data,
             depths,
             retry_count: options.retry_count,

@@ -15,8 +15,9 @@ use super::{
 };
 use crate::backend::Address;
 use crate::backend::connection_manager::{Event, Identifier, Purpose, Request};
+use crate::device::{ProtectionDomain, Traffic, UdDestination};
 use crate::error::{Error, Result};
-use crate::{AddressHandle, ProtectionDomain, QueuePair, QueuePairBuilder, UdDestination};
+use crate::queue_pair::{QueuePair, QueuePairBuilder};
 
 impl Connector {
     /// Resolves the UD queue pair that a [`DatagramListener`] offers at an address and port.
@@ -189,9 +190,9 @@ impl DatagramService {
     /// and [`Error::Verb`] if the device can't create the address handle.
     pub fn ud_destination(&self, queue_pair: &QueuePair) -> Result<UdDestination> {
         self.path.check_datagrams(queue_pair)?;
-        let mut address = Address { gid_index: queue_pair.gid_index, ..self.address };
-        queue_pair.traffic(crate::Traffic::new()).apply(&mut address);
-        let address = AddressHandle::at(queue_pair, &address)?;
+        let mut address = Address { gid_index: queue_pair.source.gid_index, ..self.address };
+        queue_pair.source.traffic(Traffic::new()).apply(&mut address);
+        let address = queue_pair.route_to(&address)?;
         Ok(UdDestination { address_handle: address, qpn: self.qpn, qkey: self.qkey })
     }
 }
@@ -294,11 +295,11 @@ impl DatagramRequest {
     pub fn accept(self, queue_pair: &QueuePair, private_data: &[u8]) -> Result<()> {
         check_private_data(private_data, MAX_DATAGRAM_REPLY_DATA, "a service ID resolution response")?;
         self.path.check_datagrams(queue_pair)?;
-        if queue_pair.qkey != UD_QKEY {
+        if queue_pair.datagrams.qkey != UD_QKEY {
             let reason = format!(
                 "the queue pair's Q_Key is {:#x}, but the connection manager advertises {UD_QKEY:#x}: create the queue \
                  pair with `Path::datagram_queue_pair`",
-                queue_pair.qkey
+                queue_pair.datagrams.qkey
             );
             return Err(Error::InvalidRequest { reason: reason.into() });
         }

@@ -5,6 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use adverb_proto::types::Endpoint;
+
 use super::connecting::{Role, depths, make_ready};
 use super::{
     Connection, DEFAULT_TIMEOUT, Deadline, MAX_ACCEPT_DATA, MAX_REJECT_DATA, Path, PendingConnection,
@@ -12,7 +14,7 @@ use super::{
 };
 use crate::backend::connection_manager::{Depths, Event, Identifier, Parameters, Purpose, Request};
 use crate::error::{Error, Result};
-use crate::{ConnectOptions, Endpoint, QueuePair};
+use crate::queue_pair::{ConnectOptions, QueuePair};
 
 /// A listener for connect requests.
 ///
@@ -263,7 +265,7 @@ impl ConnectRequest {
         check_private_data(private_data, MAX_ACCEPT_DATA, "an accept")?;
         self.identifier.accept(&Parameters {
             qpn: queue_pair.qpn(),
-            shared_receives: queue_pair.recv.own().is_none(),
+            shared_receives: queue_pair.has_shared_receives(),
             private_data,
             depths,
             retry_count: options.retry_count,

@@ -1,6 +1,6 @@
 //! The connection manager (CM), which connects queue pairs by IP address and port, as TCP connects sockets.
 //!
-//! Without it, two programs exchange their [`Endpoint`](super::Endpoint)s out of band, for example over TCP. With it,
+//! Without it, two programs exchange their [`Endpoint`](crate::Endpoint)s out of band, for example over TCP. With it,
 //! one program [listens](Listener) at an address of an RDMA device, and the other [connects](Connector) to it. The
 //! connection manager exchanges the attributes of the queue pairs and a few bytes of private data, and reports when the
 //! peer [disconnects]. It uses InfiniBand's communication management protocol with IP addresses, so the peer may be any
@@ -73,7 +73,7 @@
 //! ```
 //!
 //! A software device at a network address must be opened first, by its name
-//! ([`Device::open("soft:192.0.2.7")`](super::Device::open)), and kept open, so that no program listens on a network
+//! ([`Device::open("soft:192.0.2.7")`](crate::Device::open)), and kept open, so that no program listens on a network
 //! unintentionally. A connector needs no further setting: the routing table selects the local address for the peer. A
 //! process that also has the peer's device open connects that device to itself, unless [`Connector::local_addr`] is
 //! set. A listener at every address (`0.0.0.0`, `[::]`) listens on the software devices that are open at that moment,
@@ -103,7 +103,7 @@
 //! # Limitations
 //!
 //! Connections are reliable connected (RC). A queue pair joins multicast groups with
-//! [`QueuePair::join_multicast`](super::QueuePair::join_multicast), which doesn't use the connection manager.
+//! [`QueuePair::join_multicast`](crate::QueuePair::join_multicast), which doesn't use the connection manager.
 //!
 //! [disconnects]: Connection::try_event
 
@@ -134,6 +134,9 @@ mod path;
 
 use std::time::Duration;
 
+use super::deadline::Deadline;
+use crate::error::{Error, Result};
+
 pub use adverb_proto::types::RejectReason;
 
 pub use connecting::PendingConnection;
@@ -142,9 +145,6 @@ pub use connector::{Connector, PendingRoute, Route};
 pub use datagrams::{DatagramListener, DatagramRequest, DatagramService, PendingService};
 pub use listener::{ConnectRequest, Listener, ListenerBuilder};
 pub use path::Path;
-
-use super::deadline::Deadline;
-use crate::error::{Error, Result};
 
 /// The maximum length of the private data of a connect request: the protocol's 92 bytes minus 36 for the IP addresses.
 pub const MAX_CONNECT_DATA: usize = 56;

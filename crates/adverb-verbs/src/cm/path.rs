@@ -6,8 +6,9 @@ use std::net::SocketAddr;
 use adverb_proto::types::{Gid, QpState, Transport};
 
 use crate::backend::connection_manager as backend;
+use crate::device::{Device, ProtectionDomain};
 use crate::error::{Error, Result};
-use crate::{Device, ProtectionDomain, QueuePair, QueuePairBuilder};
+use crate::queue_pair::{QueuePair, QueuePairBuilder};
 
 /// The local address, the peer's address, and the local device of a connection or route.
 pub struct Path(backend::Path);
@@ -98,11 +99,11 @@ impl Path {
     /// Checks that a queue pair belongs to the path's device and port.
     pub(super) fn check_port(&self, queue_pair: &QueuePair) -> Result<()> {
         self.check_device(queue_pair.protection_domain())?;
-        if queue_pair.port.number != self.0.port {
+        if queue_pair.source.port.number != self.0.port {
             let reason = format!(
                 "the queue pair uses port {} of {}, but the connection uses port {}: create the queue pair with \
                  `Path::queue_pair`",
-                queue_pair.port.number, self.0.device, self.0.port
+                queue_pair.source.port.number, self.0.device, self.0.port
             );
             return Err(Error::InvalidRequest { reason: reason.into() });
         }

@@ -9,12 +9,13 @@ use parking_lot::{Mutex, MutexGuard};
 use super::{
     CompletionQueue, Entry, GENERATION_BITS, GENERATION_MASK, NUMBER_BITS, Queues, SharedEntry, State,
 };
-use crate::completion::RequestId;
 use crate::error::{Error, Result};
-use crate::in_flight::{Completing, InFlight, Marker, Posting, queue};
 use crate::memory::Payload;
 use crate::recorder::QueueRecorder;
-use crate::{QueueStats, SharedReceiveQueue};
+use crate::request::{Completing, InFlight, Marker, Posting, Scratch, queue};
+use crate::request_id::RequestId;
+use crate::shared_receive_queue::SharedReceiveQueue;
+use crate::stats::QueueStats;
 
 impl CompletionQueue {
     /// Reserves entries for a queue of a queue pair, and assigns the upper bits of its identifiers.
@@ -32,8 +33,9 @@ impl CompletionQueue {
         entry.generation = (entry.generation + 1) & GENERATION_MASK;
         let owner = number << GENERATION_BITS | entry.generation;
         let datagram = if transport == Transport::Ud { RequestId::DATAGRAM } else { 0 };
-        let recorder = QueueRecorder::new(self.0.device.backend().recorder());
-        let (posting, completing) = queue(depth, datagram | u64::from(owner) << 32, kind, recorder);
+        let device = self.0.device.backend();
+        let (recorder, scratch) = (QueueRecorder::new(device.recorder()), Scratch::new(device));
+        let (posting, completing) = queue(depth, datagram | u64::from(owner) << 32, kind, recorder, scratch);
         entry.queue = Some(completing);
         Ok(Attached { completion_queue: self.clone(), number, depth, posting: Mutex::new(posting) })
     }
@@ -204,7 +206,7 @@ impl Drop for AttachedShared {
 mod tests {
     use super::super::NUMBER_MASK;
     use super::*;
-    use crate::Device;
+    use crate::device::Device;
 
     #[test]
     fn more_queues_than_ids_can_distinguish_are_rejected() {

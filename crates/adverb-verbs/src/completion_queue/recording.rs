@@ -6,7 +6,8 @@ use adverb_proto::{Cq, Time};
 
 use super::{CompletionQueue, Queues, State, position_of};
 use crate::backend::{RawCompletion, flag};
-use crate::completion::{Completion, RequestId};
+use crate::request::Completion;
+use crate::request_id::RequestId;
 use crate::shared_receive_queue::shared_queue_of;
 
 impl CompletionQueue {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use adverb_proto::types::{Access, Segment};
 
 use super::Region;
-use crate::ProtectionDomain;
+use crate::device::ProtectionDomain;
 use crate::error::{Error, Result};
 
 /// A buffer of registered memory with one owner. No peer can access the buffer.

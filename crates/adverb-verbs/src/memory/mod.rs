@@ -10,7 +10,7 @@
 //! - A [`Pool`] registers memory in large chunks and allocates [`PoolBuf`]s from them. A `PoolBuf` has one
 //!   owner, like a `Buffer`, and allocating one costs about as much as `malloc`.
 //!
-//! In this crate, only this module, [`raw`](crate::raw), the backends and the ring of outstanding requests contain
+//! In this crate, only this module, [`raw`](crate::raw), the backends, calls of the operating system and the ring of outstanding requests contain
 //! `unsafe` code.
 
 mod access;
@@ -20,6 +20,8 @@ mod payload;
 mod pool;
 mod pool_buf;
 mod region;
+mod registration;
+pub(crate) mod window;
 
 pub use crate::backend::Memory;
 pub use adverb_proto::types::RemoteMemory;
@@ -29,5 +31,7 @@ pub use payload::{Payload, PayloadSegment};
 pub use pool::{Pool, PoolBuilder, PoolStats};
 pub use pool_buf::PoolBuf;
 pub use region::{MemoryRegion, RegionSlice};
+
+pub(crate) use window::MemoryWindow;
 
 pub(crate) use region::Region;

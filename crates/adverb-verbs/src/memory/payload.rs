@@ -4,8 +4,9 @@ use std::mem::ManuallyDrop;
 
 use adverb_proto::types::Segment;
 
+use super::window::MemoryWindow;
 use super::{Buffer, PoolBuf, RegionSlice};
-use crate::{MemoryWindow, ProtectionDomain};
+use crate::device::ProtectionDomain;
 
 /// The payload of a request: no memory, one segment, or a list of segments; or the memory window that the request binds or
 /// invalidates.

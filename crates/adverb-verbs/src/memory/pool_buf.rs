@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use super::pool::{Chunk, Slot};
 use super::{Memory, MemoryRegion};
-use crate::ProtectionDomain;
+use crate::device::ProtectionDomain;
 use crate::error::{Error, Result};
 
 /// A buffer of registered memory that was allocated from a [`Pool`](super::Pool), with one owner. No peer can access

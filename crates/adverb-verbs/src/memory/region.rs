@@ -10,8 +10,8 @@ use std::sync::atomic::AtomicU64;
 use adverb_proto::types::{Access, RemoteMemory, Segment};
 
 use super::{Buffer, Memory, access};
-use crate::ProtectionDomain;
 use crate::backend;
+use crate::device::ProtectionDomain;
 use crate::error::{Error, Result};
 
 /// Registered memory that may be shared with the device and with peers.
@@ -55,7 +55,7 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    pub(crate) fn new(
+    pub(super) fn new(
         domain: &ProtectionDomain,
         registration: backend::Registration,
         memory: Box<dyn Memory>,
@@ -67,7 +67,7 @@ impl Region {
     }
 
     /// Creates a region of another device's memory, which this process can't access.
-    pub(crate) fn of_other_device(
+    pub(super) fn of_other_device(
         domain: &ProtectionDomain,
         registration: backend::Registration,
         len: usize,
@@ -109,7 +109,7 @@ impl Drop for Region {
 }
 
 impl MemoryRegion {
-    pub(crate) fn new(region: Region) -> MemoryRegion {
+    pub(super) fn new(region: Region) -> MemoryRegion {
         MemoryRegion(Arc::new(region))
     }
 
@@ -358,11 +358,11 @@ impl RegionSlice {
     }
 
     /// Returns the address that peers use for the first byte.
-    pub(crate) fn addr(&self) -> u64 {
+    pub(super) fn addr(&self) -> u64 {
         self.segment().addr
     }
 
-    pub(crate) fn lkey(&self) -> u32 {
+    pub(super) fn lkey(&self) -> u32 {
         self.region.keys.lkey
     }
 
@@ -376,7 +376,7 @@ impl RegionSlice {
         self.region.access
     }
 
-    pub(crate) fn registration(&self) -> &backend::Registration {
+    pub(super) fn registration(&self) -> &backend::Registration {
         &self.region.registration
     }
 
@@ -398,7 +398,7 @@ impl fmt::Debug for RegionSlice {
 #[cfg(all(test, feature = "soft", not(loom)))]
 mod tests {
     use super::*;
-    use crate::Device;
+    use crate::device::Device;
 
     #[test]
     fn every_alignment_and_length_is_copied_exactly() {

@@ -9,6 +9,7 @@ use std::string::{String, ToString};
 use std::vec::Vec;
 
 use super::*;
+use crate::random::SplitMix64;
 use crate::{Psn, Qpn};
 
 fn bits<const N: usize>(value: u32) -> Bits<N> {
@@ -242,9 +243,10 @@ fn another_class_version_method_or_attribute_is_rejected() {
 
 #[test]
 fn random_bytes_cause_no_panic_and_parsed_messages_round_trip() {
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = SplitMix64(1);
     for round in 0..20_000u32 {
-        let mut bytes = random.bytes();
+        let mut bytes = [0; MAD_LEN];
+        random.fill(&mut bytes);
         let _ = Mad::parse(&bytes);
         let attribute = 0x10 + u8::try_from(round % 9).unwrap();
         bytes[..4].copy_from_slice(&[1, 7, 2, 3]);
@@ -254,22 +256,6 @@ fn random_bytes_cause_no_panic_and_parsed_messages_round_trip() {
         if round % 64 == 0 {
             let _: String = format!("{} {parsed:?}", parsed.message);
         }
-    }
-}
-
-/// A random number generator: Marsaglia's xorshift.
-struct Random(u64);
-
-impl Random {
-    fn bytes(&mut self) -> [u8; MAD_LEN] {
-        let mut bytes = [0; MAD_LEN];
-        for chunk in bytes.chunks_exact_mut(8) {
-            self.0 ^= self.0 << 13;
-            self.0 ^= self.0 >> 7;
-            self.0 ^= self.0 << 17;
-            chunk.copy_from_slice(&self.0.to_be_bytes());
-        }
-        bytes
     }
 }
 

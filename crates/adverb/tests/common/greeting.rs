@@ -19,5 +19,5 @@ pub(crate) fn greeting(
     let parts =
         u8::from(endpoint.is_some()) | u8::from(nonce.is_some()) << 1 | u8::from(proof.is_some()) << 2;
     body.extend(nonce.into_iter().chain(proof).flatten());
-    [b"adverb\r\n\x01\x00\x01", &[parts, body.len() as u8, 0, 0, 0][..], &body].concat()
+    [b"adverb\r\n\x02\x00\x01", &[parts, body.len() as u8, 0, 0, 0][..], &body].concat()
 }

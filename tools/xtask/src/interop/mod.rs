@@ -20,9 +20,10 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
-use support::{paths, process};
+use support::process;
 use vm::{Observer, Options, Stream};
 
+use crate::sample;
 use matrix::{Group, Mtu};
 
 /// The options of `cargo xtask interop`.
@@ -140,19 +141,10 @@ fn tenth(args: &Args) -> Option<u8> {
         return None;
     }
     Some(args.tenth.unwrap_or_else(|| {
-        let mut git = Command::new("git");
-        let commit =
-            process::text(git.args(["rev-parse", "HEAD"]).current_dir(paths::root())).unwrap_or_default();
-        let tenth = tenth_of(&commit);
-        println!("running a tenth of the cells, chosen by the commit {commit:.10}: --tenth {tenth}");
-        tenth
+        let (tenth, commit) = sample::of_this_commit(10);
+        println!("running a tenth of the cells, chosen by the commit {commit}: --tenth {tenth}");
+        tenth as u8
     }))
-}
-
-/// Returns the tenth of a commit.
-fn tenth_of(commit: &str) -> u8 {
-    let number = commit.get(..8).and_then(|digits| u32::from_str_radix(digits, 16).ok());
-    (number.unwrap_or(0) % 10) as u8
 }
 
 /// The results of all jobs.
@@ -252,17 +244,5 @@ impl Observer for Collector<'_> {
                 self.results.cells.extend(outcomes);
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_commit_has_a_tenth() {
-        assert_eq!(tenth_of("0000000a1234"), 0);
-        assert_eq!(tenth_of("ffffffff1234"), 5);
-        assert_eq!(tenth_of(""), 0);
     }
 }

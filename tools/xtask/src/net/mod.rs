@@ -15,8 +15,8 @@ use anyhow::{Result, bail};
 use support::process;
 use vm::{Observer, Options, Stream};
 
-use crate::interop;
-use table::Results;
+use crate::{interop, sample};
+use table::{Column, Results};
 
 /// The options of `cargo xtask net`.
 #[derive(Debug, clap::Args)]
@@ -27,6 +27,9 @@ pub(crate) struct Args {
     /// Run only cases whose name contains this text; repeatable.
     #[arg(long, value_name = "WORDS")]
     case: Vec<String>,
+    /// In the guest, run only every third case; the commit hash chooses the first one.
+    #[arg(long)]
+    third: bool,
 }
 
 /// The devices of the connector and of the listener, and the machine on which they run.
@@ -88,12 +91,28 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     }
     let guests: Vec<&Pair> =
         pairs.iter().copied().filter(|pair| matches!(pair.place, Place::Guest(_))).collect();
+    let (first, commit) = sample::of_this_commit(3);
+    let step = if args.third { 3 } else { 1 };
+    let guest_cases: Vec<&str> = cases.iter().copied().skip(first as usize % step).step_by(step).collect();
     if !guests.is_empty() {
-        run_in_guest(&program, &guests, &cases, &mut results)?;
+        if args.third {
+            println!(
+                "in the guest: {} of {} cases, chosen by the commit {commit}",
+                guest_cases.len(),
+                cases.len()
+            );
+        }
+        run_in_guest(&program, &guests, &guest_cases, &mut results)?;
     }
-    let names: Vec<&str> = pairs.iter().map(|pair| pair.name).collect();
-    print!("{}", table::table(&cases, &names, &results));
-    let failures = table::failures(&cases, &names, &results);
+    let columns: Vec<Column<'_>> = pairs
+        .iter()
+        .map(|pair| match pair.place {
+            Place::Here { .. } => Column { pair: pair.name, cases: &cases },
+            Place::Guest(_) => Column { pair: pair.name, cases: &guest_cases },
+        })
+        .collect();
+    print!("{}", table::table(&cases, &columns, &results));
+    let failures = table::failures(&columns, &results);
     failures.iter().for_each(|failure| println!("FAILED  {failure}"));
     println!(
         "{} runs, {} failed; {:.0} s",

@@ -155,8 +155,8 @@ fn draw(panels: &[Panel]) -> String {
          adverb exporter probes {H2} in two classes, 50 probes/s each</text>\n\
          <rect x=\"16\" y=\"31\" width=\"12\" height=\"12\" fill=\"#ffd8b5\"/>\
          <text x=\"34\" y=\"41\">a leaf loses 10 % of the packets: 27 % of the probes with their two answers</text>\n\
-         <rect x=\"436\" y=\"31\" width=\"12\" height=\"12\" fill=\"#ddd6fe\"/>\
-         <text x=\"454\" y=\"41\">the responder's process is stopped for {} ms, again and again</text>\n",
+         <rect x=\"516\" y=\"31\" width=\"12\" height=\"12\" fill=\"#ddd6fe\"/>\
+         <text x=\"534\" y=\"41\">the responder's process is stopped for {} ms, again and again</text>\n",
         STALL.as_millis()
     );
     for (index, panel) in panels.iter().enumerate() {

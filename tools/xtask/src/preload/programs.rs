@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use support::process;
 
-use super::check::{DEADLINE, KillOnDrop, repeatedly};
+use super::check::{DEADLINE, KillOnDrop, address, repeatedly};
 
 /// Runs the programs as an unprivileged user, with the command `adverb` and the libraries in this directory.
 pub(super) fn run(directory: &Path) -> Result<()> {
@@ -98,7 +98,7 @@ pub(super) fn pair(
     program: &str,
     options: &[&str],
 ) -> Result<(String, String)> {
-    let start = Instant::now();
+    let (start, server_address) = (Instant::now(), address().to_string());
     // Another program may take the port before the server does.
     for _ in 0..10 {
         let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port().to_string();
@@ -110,7 +110,7 @@ pub(super) fn pair(
         let mut server = command(directory, run_options, environment, program)?;
         server.args(&arguments).stdout(Stdio::null()).stderr(Stdio::null());
         let mut server = KillOnDrop(server.spawn()?);
-        arguments.push("127.0.0.1");
+        arguments.push(&server_address);
         let client = loop {
             let mut client = command(directory, run_options, environment, program)?;
             let output = client.args(&arguments).output()?;
@@ -150,7 +150,8 @@ fn is_refused(client: &Output) -> bool {
     !client.status.success() && texts.iter().any(|refused| text.contains(refused))
 }
 
-/// Returns a command for a program on the libraries, without privileges and with a time limit.
+/// Returns a command for a program on the libraries, without privileges and with a time limit. Only this process's programs
+/// use its device.
 pub(super) fn command(
     directory: &Path,
     run_options: &[&str],
@@ -161,6 +162,6 @@ pub(super) fn command(
     let mut command = process::as_nobody(Path::new("timeout"));
     command.arg("100").arg(directory.join("adverb")).arg("run").arg("--libraries").arg(directory);
     command.args(run_options).arg("--").arg(path).stdin(Stdio::null());
-    command.env_remove("ADVERB_DEVICE").envs(environment.iter().copied());
+    command.env("ADVERB_DEVICE", format!("soft:{}", address())).envs(environment.iter().copied());
     Ok(command)
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use support::{paths, process};
 
-use super::check::{DEADLINE, KillOnDrop, address, wait};
+use super::check::{DEADLINE, KillOnDrop, address, despite_pauses, wait};
 use super::programs::command;
 
 /// Runs the programs as an unprivileged user, with the command `adverb` and the libraries in this directory.
@@ -27,13 +27,11 @@ pub(super) fn run(directory: &Path) -> Result<()> {
 fn fio(directory: &Path, files: &Path, verb: &str) -> Result<()> {
     let start = Instant::now();
     let common = ["--ioengine=rdma", "--thread", "--port=7830", "--bs=4k", "--size=256k"];
-    let device = format!("soft:{}", address());
-    let environment = [("ADVERB_DEVICE", device.as_str())];
-    let mut server = command(directory, &["--quiet"], &environment, "fio")?;
+    let mut server = command(directory, &["--quiet"], &[], "fio")?;
     server.current_dir(files).args(["--name=server", "--rw=read", "--iodepth=80"]).args(common);
     let mut server = KillOnDrop(server.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
     loop {
-        let mut client = command(directory, &["--quiet"], &environment, "fio")?;
+        let mut client = command(directory, &["--quiet"], &[], "fio")?;
         client.current_dir(files).args(["--name=client", "--rw=write", "--iodepth=8"]).args(common);
         let output = client.args([format!("--hostname={}", address()), format!("--verb={verb}")]).output()?;
         let text = text(&output);
@@ -60,8 +58,7 @@ fn iscsi(directory: &Path, files: &Path) -> Result<()> {
 
     let socket = files.join("tgtd");
     let socket = socket.to_str().context("the directory's name isn't UTF-8")?;
-    let device = format!("soft:{}", address());
-    let environment = [("TGT_IPC_SOCKET", socket), ("ADVERB_DEVICE", &device)];
+    let environment = [("TGT_IPC_SOCKET", socket)];
     // tgtd ignores SIGTERM, and outlives a failed test up to this time limit.
     let mut tgtd = command(directory, &["--quiet"], &environment, "timeout")?;
     tgtd.args(["-s", "KILL", "100"]).arg(process::find("/usr/sbin/tgtd").context("tgtd is not installed")?);
@@ -100,15 +97,19 @@ fn iscsi(directory: &Path, files: &Path) -> Result<()> {
         process::run(tgtadm.envs(environment).args(["--lld", "iser"]).args(options))
     };
     settings.into_iter().try_for_each(set)?;
-    for loss in ["0", "1"] {
+    let client = client.to_str().context("the directory's name isn't UTF-8")?;
+    let transfer = |loss| {
         fs::write(&disk, vec![0; 1 << 20])?;
-        let client = client.to_str().context("the directory's name isn't UTF-8")?;
         let mut client = command(directory, &["--quiet", "--loss", loss], &environment, client)?;
         let output = client.arg(format!("iser://{}:7831/iqn.2026-01.test:disk/1", address())).output()?;
         ensure!(output.status.success(), "libiscsi failed with {loss} % loss:\n{}", text(&output));
         ensure!(output.stdout.len() == 1 << 20, "{} bytes were written", output.stdout.len());
         ensure!(fs::read(&disk)? == output.stdout, "the disk has other data with {loss} % loss");
         println!("libiscsi and tgtd over iSER with {loss} % loss: the data are right");
+        Ok(())
+    };
+    for loss in ["0", "1"] {
+        despite_pauses(|| transfer(loss))?;
     }
     set(&["--mode", "logicalunit", "--op", "delete", "--tid", "1", "--lun", "1"])?;
     // The target is in use until the connections leave timewait.

@@ -67,13 +67,13 @@ pub(super) fn uses(source: &str) -> Vec<Use> {
 
 /// A line of source: its code with strings blanked, and its comment.
 #[derive(Debug, Default)]
-struct Line {
-    code: String,
+pub(crate) struct Line {
+    pub(crate) code: String,
     comment: String,
 }
 
 /// Returns whether a line of code begins the tests.
-fn is_tests(code: &str) -> bool {
+pub(crate) fn is_tests(code: &str) -> bool {
     let code = code.trim();
     code.starts_with("#[cfg(test)]") || code.starts_with("#[cfg(all(test")
 }
@@ -142,7 +142,7 @@ fn tidy(text: &str) -> String {
 }
 
 /// Splits a file into lines of code and comments.
-fn split(source: &str) -> Vec<Line> {
+pub(crate) fn split(source: &str) -> Vec<Line> {
     let mut lines = vec![Line::default()];
     let mut rest = source;
     while let Some(c) = rest.chars().next() {

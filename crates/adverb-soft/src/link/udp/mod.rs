@@ -21,6 +21,7 @@ mod self_test;
 mod share;
 mod socket;
 
+use std::ffi::OsStr;
 use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -30,14 +31,16 @@ use adverb_proto::IcrcCheck;
 use adverb_proto::types::{Gid, TimestampSource};
 use adverb_wire::ROCE_PORT;
 use adverb_wire::cm::ServiceId;
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
+use super::readiness::Readiness;
 use super::{AddressShare, Link, RxPacket, STRICT_ICRC, TimedSend, TxPacket};
 use clock::Clock;
 pub use interface::Interface;
 use message::{Datagram, Receiver};
 pub use path::{IcmpError, PathSocket};
 use ports::{HopLimits, SourcePorts};
+#[cfg(fuzzing)]
+pub use share::fuzzing;
 use share::{Delivery, Guarded, SharedAddress};
 
 /// The configuration of a [`UdpLink`].
@@ -68,7 +71,9 @@ pub struct UdpConfig {
     pub gso: bool,
     /// Whether other processes of this user may have links at the same address and port 4791. Each of these links then
     /// has a [share](Link::address_share) of the queue pair numbers. Other ports are not shared. Packets between these
-    /// links, except messages to queue pair 1, travel through shared memory, where tcpdump doesn't see them.
+    /// links, except messages to queue pair 1, travel through shared memory, where tcpdump doesn't see them. The link isn't
+    /// shared if this process can't recognize the processes of its user: its user ID is the overflow ID (65534) of a user
+    /// namespace in which other users have no IDs.
     pub shared: bool,
 }
 
@@ -88,6 +93,17 @@ impl UdpConfig {
             shared: false,
         }
     }
+
+    /// Whether the environment variable `ADVERB_EXCLUSIVE` requests devices that are not [shared](UdpConfig::shared): it is
+    /// set, and neither empty nor 0. The programs and the library that open devices for users respect it.
+    pub fn is_exclusive_requested() -> bool {
+        is_exclusive(std::env::var_os("ADVERB_EXCLUSIVE").as_deref())
+    }
+}
+
+/// Whether this is a value of `ADVERB_EXCLUSIVE` that requests exclusive devices.
+fn is_exclusive(value: Option<&OsStr>) -> bool {
+    value.is_some_and(|value| !value.is_empty() && value != "0")
 }
 
 /// Counters of the packets that a [`UdpLink`] failed to send or receive.
@@ -112,7 +128,8 @@ pub struct UdpStatistics {
     /// connection managers, and packets of a device at another address that the kernel delivered in one GRO batch with
     /// packets of this process.
     pub passed_on: u64,
-    /// The number of packets for other processes that could not be passed on, because the process doesn't read them.
+    /// The number of packets for other processes that could not be passed on, because the process doesn't read them, or has
+    /// neither the file descriptor nor the memory to do so.
     pub not_passed_on: u64,
 }
 
@@ -158,12 +175,12 @@ pub struct UdpLink {
     groups: Vec<Group>,
     /// The socket that is read first: 0 is `receiving`, the others are in `groups`.
     first_socket: usize,
-    /// An epoll instance that is readable when `receiving` or a group's socket is.
-    readiness: Epoll,
+    /// The descriptors of `receiving`, `shared` and `groups`.
+    readiness: Readiness,
     /// The sending sockets.
     sending: SourcePorts,
     is_ip_id_verified: bool,
-    segmentation: bool,
+    gso: Gso,
     has_timestamps: bool,
     /// The converter of send times. It is created with the first send time.
     send_clock: Option<Clock>,
@@ -203,17 +220,18 @@ impl UdpLink {
                 format!("{address} cannot use UDP port {}: its GID can encode only port 4791", config.port);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let (shared, receiving, receive_buffer_bytes) = if config.shared && config.port == ROCE_PORT {
-            let (shared, receiving, buffer) = SharedAddress::open(local, config)?;
+        let user = if config.shared && config.port == ROCE_PORT { share::verifiable_user() } else { None };
+        let (shared, receiving, receive_buffer_bytes) = if let Some(user) = user {
+            let (shared, receiving, buffer) = SharedAddress::open(local, user, config)?;
             (Some(Box::new(shared)), Receiving::Shared(receiving), buffer)
         } else {
             let (receiving, buffer) = socket::open_receiving(local, config)?;
             (None, Receiving::Exclusive(receiving), buffer)
         };
-        let readiness = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-        readiness.add(receiving.socket(), EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        let readiness = Readiness::new()?;
+        readiness.add(receiving.socket())?;
         if let Some(shared) = &shared {
-            readiness.add(shared.readiness(), EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+            readiness.add(shared.readiness())?;
         }
         let interface = Interface::of(address).map_or(config.scope_id, |interface| interface.index);
         let is_roce_port = config.port == ROCE_PORT;
@@ -250,7 +268,7 @@ impl UdpLink {
             readiness,
             sending,
             is_ip_id_verified,
-            segmentation: config.gso,
+            gso: if config.gso { Gso::Enabled } else { Gso::Disabled },
             has_timestamps: false,
             send_clock: None,
             missed_send_times: 0,
@@ -281,9 +299,14 @@ impl UdpLink {
         self.is_ip_id_verified
     }
 
-    /// Whether the link sends GSO batches: [`UdpConfig::gso`] is set, and the kernel has not rejected a batch.
-    pub const fn is_gso_enabled(&self) -> bool {
-        self.segmentation
+    /// Whether the link sends GSO batches: [`UdpConfig::gso`] is set, and the kernel has not rejected a batch in the last
+    /// second.
+    pub fn is_gso_enabled(&self) -> bool {
+        match self.gso {
+            Gso::Enabled => true,
+            Gso::Suspended { until } => Instant::now() >= until,
+            Gso::Disabled => false,
+        }
     }
 
     /// Returns the counters of packets that the link failed to send or receive.
@@ -378,7 +401,7 @@ impl UdpLink {
         // The index of the packet whose send failed last.
         let mut failed_index = None;
         while let mut rest @ [first, ..] = &packets[accepted..] {
-            let segmentation = self.segmentation;
+            let uses_gso = self.is_gso_enabled();
             let is_to_own_address = first.destination == self.local && first.source.ip() == self.local.ip();
             if let Some(processes) = self.shared.as_mut().filter(|_| is_to_own_address) {
                 rest = &rest[..message::gso_batch_len(rest, true, shared)];
@@ -397,7 +420,7 @@ impl UdpLink {
                 continue;
             };
             let socket = socket.as_fd();
-            match message::send(socket, rest, segmentation, shared, hop_limits) {
+            match message::send(socket, rest, uses_gso, shared, hop_limits) {
                 Ok(count) => accepted += count,
                 Err(error) => match SendFailure::of(&error) {
                     SendFailure::BufferFull => break,
@@ -406,11 +429,11 @@ impl UdpLink {
                     SendFailure::Packet if failed_index.replace(accepted) != Some(accepted) => {}
                     // Some interfaces don't support GSO, so the packet is sent alone.
                     SendFailure::Packet
-                        if segmentation
+                        if message::gso_batch_len(rest, uses_gso, shared) > 1
                             && message::send(socket, &rest[..1], false, shared, hop_limits).is_ok() =>
                     {
                         accepted += 1;
-                        self.segmentation = false;
+                        self.gso = Gso::Suspended { until: Instant::now() + GSO_SUSPENSION };
                     }
                     SendFailure::Packet => {
                         accepted += 1;
@@ -491,7 +514,7 @@ impl Link for UdpLink {
     }
 
     fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.readiness.0.as_fd())
+        Some(self.readiness.as_fd())
     }
 
     fn set_wake_interest(&mut self, enabled: bool) -> io::Result<()> {
@@ -526,7 +549,7 @@ impl Link for UdpLink {
             socket::set_timestamps(&socket, true)?;
             receiver.set_timestamps(true);
         }
-        self.readiness.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        self.readiness.add(&socket)?;
         self.groups.push(Group { address: group, socket, receiver });
         Ok(())
     }
@@ -590,6 +613,20 @@ const MAX_SEND_TIME_WAIT: Duration = Duration::from_micros(50);
 /// The number of missed send times in a row after which the link no longer requests them: the driver of the network
 /// interface doesn't support them, or always returns them late.
 const MAX_MISSED_SEND_TIMES: u32 = 32;
+
+/// The use of GSO batches.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Gso {
+    Enabled,
+    /// The kernel has rejected a batch: the interface doesn't support GSO, or the cause was temporary.
+    Suspended {
+        until: Instant,
+    },
+    Disabled,
+}
+
+/// The time for which packets are sent one by one after the kernel has rejected a GSO batch.
+const GSO_SUSPENSION: Duration = Duration::from_secs(1);
 
 /// The receiving socket.
 #[derive(Debug)]
@@ -657,17 +694,20 @@ mod tests {
     /// Returns a loopback address of this process. Each test has its own address, because tests run at once.
     pub(super) fn loopback(test: u32) -> std::net::Ipv4Addr {
         let host = std::process::id().wrapping_mul(0x9e37_79b1) >> 9;
-        std::net::Ipv4Addr::from_bits(127 << 24 | 0x80_0000 | host & !7 | test)
+        std::net::Ipv4Addr::from_bits(127 << 24 | 0x80_0000 | host & !15 | test)
     }
 
     #[test]
-    fn packets_are_sent_one_by_one_after_the_kernel_rejects_gso() {
+    fn packets_are_sent_one_by_one_for_a_while_after_the_kernel_rejects_gso() {
         let address = loopback(0);
         let mut link = UdpLink::open(&UdpConfig::new(address.into())).unwrap();
-        for socket in link.sending.permanent() {
-            // The kernel sends no GSO batches without a checksum.
-            setsockopt(socket, NoChecksum, &true).unwrap();
-        }
+        let set_checksums = |link: &UdpLink, enabled: bool| {
+            for socket in link.sending.permanent() {
+                // The kernel sends no GSO batches without a checksum.
+                setsockopt(socket, NoChecksum, &!enabled).unwrap();
+            }
+        };
+        set_checksums(&link, false);
         assert!(link.is_gso_enabled());
         let source = SocketAddr::new(address.into(), link.source_port(address.into(), 0));
         let (destination, bytes) = (link.local_addr(), &b"twelve bytes"[..]);
@@ -683,6 +723,23 @@ mod tests {
             .unwrap();
         }
         assert_eq!(link.statistics(), UdpStatistics::default());
+        set_checksums(&link, true);
+        let start = Instant::now();
+        while !link.is_gso_enabled() {
+            assert!(start.elapsed() < 60 * GSO_SUSPENSION);
+            std::thread::sleep(GSO_SUSPENSION / 10);
+        }
+        assert_eq!(link.send(&[packet; 20]).unwrap(), 20);
+        assert!(link.is_gso_enabled(), "the kernel accepts batches again");
+    }
+
+    #[test]
+    fn any_value_but_0_requests_exclusive_devices() {
+        for (value, expected) in
+            [(None, false), (Some(""), false), (Some("0"), false), (Some("1"), true), (Some("yes"), true)]
+        {
+            assert_eq!(is_exclusive(value.map(OsStr::new)), expected, "{value:?}");
+        }
     }
 
     #[test]

@@ -81,11 +81,7 @@ pub(super) fn open_group(
 
 /// Sets the options of a receiving socket, and returns the size of its receive buffer.
 fn set_receive_options(socket: &UdpSocket, is_ipv4: bool, config: &UdpConfig) -> io::Result<usize> {
-    let buffer = config.receive_buffer_bytes;
-    // Exceeding the system's limit needs a privilege.
-    if setsockopt(socket, RcvBufForce, &buffer).is_err() {
-        setsockopt(socket, RcvBuf, &buffer)?;
-    }
+    set_receive_buffer(socket, config)?;
     if is_ipv4 {
         setsockopt(socket, ReceiveTos, &true)?;
         setsockopt(socket, ReceiveTtl, &true)?;
@@ -102,6 +98,16 @@ fn set_receive_options(socket: &UdpSocket, is_ipv4: bool, config: &UdpConfig) ->
         let _ = setsockopt(socket, ReceiveGroBatches, &true);
     }
     Ok(getsockopt(socket, RcvBuf)?)
+}
+
+/// Sets the size of a receiving socket's buffer.
+pub(super) fn set_receive_buffer(socket: &UdpSocket, config: &UdpConfig) -> io::Result<()> {
+    let buffer = config.receive_buffer_bytes;
+    // Exceeding the system's limit needs a privilege.
+    if setsockopt(socket, RcvBufForce, &buffer).is_err() {
+        setsockopt(socket, RcvBuf, &buffer)?;
+    }
+    Ok(())
 }
 
 /// Sets the options of a sending socket. It sends multicast packets on `interface`.
@@ -153,7 +159,7 @@ pub(super) fn set_icmp_errors(socket: &UdpSocket, is_ipv4: bool, enabled: bool) 
     Ok(setsockopt(socket, RcvBuf, &if enabled { ICMP_BUFFER_BYTES } else { 0 })?)
 }
 
-/// Minimizes the receive buffer of a socket that only sends.
+/// Minimizes the receive buffer of a socket that no thread reads.
 pub(super) fn minimize_receive_buffer(socket: &UdpSocket) {
     // A failure only costs memory.
     let _ = setsockopt(socket, RcvBuf, &0);

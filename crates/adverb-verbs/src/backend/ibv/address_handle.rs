@@ -21,7 +21,10 @@ unsafe impl Send for AddressHandle {}
 unsafe impl Sync for AddressHandle {}
 
 impl AddressHandle {
-    pub(crate) fn new(domain: &Arc<ProtectionDomain>, address: &Address) -> Result<AddressHandle> {
+    pub(in crate::backend) fn new(
+        domain: &Arc<ProtectionDomain>,
+        address: &Address,
+    ) -> Result<AddressHandle> {
         let mut attr = encode_address(address);
         // SAFETY: the domain exists, and the attributes are set.
         let handle = unsafe { domain.device.library.ibv_create_ah(domain.handle.as_ptr(), &mut attr) };
@@ -32,7 +35,7 @@ impl AddressHandle {
     }
 
     #[inline]
-    pub(crate) fn is_of(&self, domain: &Arc<ProtectionDomain>) -> bool {
+    pub(in crate::backend) fn is_of(&self, domain: &Arc<ProtectionDomain>) -> bool {
         Arc::ptr_eq(&self.domain, domain)
     }
 }

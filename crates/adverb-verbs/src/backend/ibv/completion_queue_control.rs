@@ -8,7 +8,7 @@ use super::{CompletionQueue, check};
 use crate::error::{Error, Result};
 
 impl CompletionQueue {
-    pub(crate) fn resize(&self, depth: u32) -> Result<()> {
+    pub(in crate::backend) fn resize(&self, depth: u32) -> Result<()> {
         let device = &self.device;
         let cqe = libc::c_int::try_from(depth).unwrap_or(libc::c_int::MAX);
         // SAFETY: the queue exists.
@@ -22,7 +22,7 @@ impl CompletionQueue {
         Ok(())
     }
 
-    pub(crate) fn moderate(&self, count: u16, period: u16) -> Result<()> {
+    pub(in crate::backend) fn moderate(&self, count: u16, period: u16) -> Result<()> {
         let device = &self.device;
         let mut attr = sys::ibv_modify_cq_attr::zeroed();
         attr.attr_mask = sys::IBV_CQ_ATTR_MODERATE;

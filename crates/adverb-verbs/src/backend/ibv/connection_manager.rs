@@ -43,7 +43,7 @@ unsafe impl Send for Identifier {}
 unsafe impl Sync for Identifier {}
 
 impl Identifier {
-    pub(crate) fn new(purpose: Purpose) -> Result<Identifier> {
+    pub(in crate::backend) fn new(purpose: Purpose) -> Result<Identifier> {
         let library = library()?;
         let channel = Channel::new(library)?;
         let mut handle = std::ptr::null_mut();
@@ -92,22 +92,22 @@ impl Identifier {
         }
     }
 
-    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+    pub(in crate::backend) fn event_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the channel and its descriptor live as long as the identifier, which is borrowed.
         unsafe { BorrowedFd::borrow_raw(self.channel.fd()) }
     }
 
-    pub(crate) fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
+    pub(in crate::backend) fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
         wait_readable(self.channel.fd(), timeout)
     }
 
-    pub(crate) fn reuse_addr(&self) -> Result<()> {
+    pub(in crate::backend) fn reuse_addr(&self) -> Result<()> {
         let mut yes: libc::c_int = 1;
         let code = self.set_option(sys::RDMA_OPTION_ID_REUSEADDR, &mut yes);
         check(code, || "setting the reuse-address option".to_owned())
     }
 
-    pub(crate) fn set_ack_timeout(&self, mut code: u8) {
+    pub(in crate::backend) fn set_ack_timeout(&self, mut code: u8) {
         // Linux supports this since 5.1. Before that, only this side's queue pair gets the timeout, and the peer's
         // doesn't.
         if self.set_option(sys::RDMA_OPTION_ID_ACK_TIMEOUT, &mut code) != 0 {
@@ -116,7 +116,7 @@ impl Identifier {
         }
     }
 
-    pub(crate) fn set_traffic_class(&self, mut traffic_class: u8) -> Result<()> {
+    pub(in crate::backend) fn set_traffic_class(&self, mut traffic_class: u8) -> Result<()> {
         let code = self.set_option(sys::RDMA_OPTION_ID_TOS, &mut traffic_class);
         check(code, || format!("setting the traffic class {traffic_class:#04x}"))
     }
@@ -128,21 +128,21 @@ impl Identifier {
         unsafe { self.library.rdma_set_option(self.id(), sys::RDMA_OPTION_ID, name, value, size_of::<T>()) }
     }
 
-    pub(crate) fn bind(&self, address: SocketAddr) -> Result<()> {
+    pub(in crate::backend) fn bind(&self, address: SocketAddr) -> Result<()> {
         let mut raw = RawAddress::from(address);
         // SAFETY: the identifier exists, and the address has the size of its family.
         let code = unsafe { self.library.rdma_bind_addr(self.id(), raw.as_mut_ptr()) };
         check(code, || format!("binding to {address}")).map_err(|error| with_hint(error, Call::CmAddress))
     }
 
-    pub(crate) fn listen(&self, backlog: u32) -> Result<()> {
+    pub(in crate::backend) fn listen(&self, backlog: u32) -> Result<()> {
         let backlog = libc::c_int::try_from(backlog).unwrap_or(libc::c_int::MAX);
         // SAFETY: the identifier exists.
         let code = unsafe { self.library.rdma_listen(self.id(), backlog) };
         check(code, || "listening".to_owned()).map_err(|error| with_hint(error, Call::CmAddress))
     }
 
-    pub(crate) fn resolve_address(
+    pub(in crate::backend) fn resolve_address(
         &self,
         local: Option<SocketAddr>,
         peer: SocketAddr,
@@ -159,13 +159,13 @@ impl Identifier {
             .map_err(|error| with_hint(error, Call::CmAddress))
     }
 
-    pub(crate) fn resolve_route(&self, timeout: Duration) -> Result<()> {
+    pub(in crate::backend) fn resolve_route(&self, timeout: Duration) -> Result<()> {
         // SAFETY: the identifier exists.
         let code = unsafe { self.library.rdma_resolve_route(self.id(), milliseconds(timeout)) };
         check(code, || "resolving the route".to_owned())
     }
 
-    pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
+    pub(in crate::backend) fn local_addr(&self) -> Option<SocketAddr> {
         // SAFETY: the identifier exists, and its field holds an address of any family.
         unsafe { address::read(sys::rdma_get_local_addr(self.id())) }
     }
@@ -175,7 +175,7 @@ impl Identifier {
         unsafe { address::read(sys::rdma_get_peer_addr(self.id())) }
     }
 
-    pub(crate) fn path(&self) -> Result<Path> {
+    pub(in crate::backend) fn path(&self) -> Result<Path> {
         let no_device_error = || {
             let error = io::Error::from_raw_os_error(libc::ENODEV);
             verb_error(error, "querying the device of a connection".to_owned())
@@ -201,7 +201,10 @@ impl Identifier {
         })
     }
 
-    pub(crate) fn qp_attributes(&self, transport: Transport) -> Result<(Connection, ReadyToSend)> {
+    pub(in crate::backend) fn qp_attributes(
+        &self,
+        transport: Transport,
+    ) -> Result<(Connection, ReadyToSend)> {
         let receive = self.attributes(sys::IBV_QPS_RTR)?;
         let send = self.attributes(sys::IBV_QPS_RTS)?;
         let connection = Connection {
@@ -235,14 +238,14 @@ impl Identifier {
         Ok(attr)
     }
 
-    pub(crate) fn connect(&self, parameters: &Parameters<'_>) -> Result<()> {
+    pub(in crate::backend) fn connect(&self, parameters: &Parameters<'_>) -> Result<()> {
         let mut raw = encode_params(parameters);
         // SAFETY: the identifier exists, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_connect(self.id(), &mut raw) };
         check(code, || "sending the connect request".to_owned())
     }
 
-    pub(crate) fn accept(&self, parameters: &Parameters<'_>) -> Result<()> {
+    pub(in crate::backend) fn accept(&self, parameters: &Parameters<'_>) -> Result<()> {
         let mut raw = encode_params(parameters);
         // SAFETY: the identifier exists, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_accept(self.id(), &mut raw) };
@@ -250,14 +253,14 @@ impl Identifier {
             .map_err(|error| with_hint(error, Call::CmAccept))
     }
 
-    pub(crate) fn resolve_service(&self, private_data: &[u8]) -> Result<()> {
+    pub(in crate::backend) fn resolve_service(&self, private_data: &[u8]) -> Result<()> {
         let mut raw = encode_sidr_params(Qpn::truncate(0), private_data);
         // SAFETY: the identifier exists, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_connect(self.id(), &mut raw) };
         check(code, || "sending the service ID resolution request".to_owned())
     }
 
-    pub(crate) fn accept_query(&self, qpn: Qpn, private_data: &[u8]) -> Result<()> {
+    pub(in crate::backend) fn accept_query(&self, qpn: Qpn, private_data: &[u8]) -> Result<()> {
         let mut raw = encode_sidr_params(qpn, private_data);
         // SAFETY: the identifier exists, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_accept(self.id(), &mut raw) };
@@ -265,21 +268,21 @@ impl Identifier {
             .map_err(|error| with_hint(error, Call::CmAccept))
     }
 
-    pub(crate) fn reject(&self, private_data: &[u8]) -> Result<()> {
+    pub(in crate::backend) fn reject(&self, private_data: &[u8]) -> Result<()> {
         let len = short_len(private_data);
         // SAFETY: the identifier exists, and the private data can be read.
         let code = unsafe { self.library.rdma_reject(self.id(), private_data.as_ptr().cast(), len) };
         check(code, || "rejecting a request".to_owned()).map_err(|error| with_hint(error, Call::CmAccept))
     }
 
-    pub(crate) fn establish(&self) -> Result<()> {
+    pub(in crate::backend) fn establish(&self) -> Result<()> {
         // SAFETY: the identifier exists.
         let code = unsafe { self.library.rdma_establish(self.id()) };
         check(code, || "establishing the connection".to_owned())
             .map_err(|error| with_hint(error, Call::CmAccept))
     }
 
-    pub(crate) fn disconnect(&self) -> Result<()> {
+    pub(in crate::backend) fn disconnect(&self) -> Result<()> {
         // SAFETY: the identifier exists.
         let code = unsafe { self.library.rdma_disconnect(self.id()) };
         check(code, || "disconnecting".to_owned())

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 impl Device {
     /// Reads the counters of a port: the driver's own counters, and those of the InfiniBand specification, if there are
     /// any.
-    pub(crate) fn counters(&self, port: u8) -> Result<BTreeMap<String, u64>> {
+    pub(in crate::backend) fn counters(&self, port: u8) -> Result<BTreeMap<String, u64>> {
         // Names of devices contain no slashes, because the kernel uses them as names of directories.
         let directory =
             Path::new("/sys/class/infiniband").join(&self.name).join("ports").join(port.to_string());

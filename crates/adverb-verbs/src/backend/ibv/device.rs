@@ -13,10 +13,10 @@ use adverb_proto::types::{
 };
 use adverb_sys::{self as sys, Ibverbs, ibv_context, ibv_device};
 
+use super::registration::memlock_limit;
 use super::{check, set_nonblocking, verb_error};
 use crate::error::{Error, Result};
-use crate::recorder::DeviceRecorder;
-use crate::recording::StopSignal;
+use crate::recorder::{DeviceRecorder, StopSignal};
 
 pub(crate) struct Device {
     pub(super) library: &'static Ibverbs,
@@ -29,7 +29,7 @@ pub(crate) struct Device {
     /// The `IBV_QP_EX_WITH_*` flags of the operations that the device supports and `ibv_post_send` can't post.
     pub(super) extended_operations: u64,
     /// The recorder of requests and completions, which the NIC doesn't record.
-    pub(crate) recorder: Arc<DeviceRecorder>,
+    pub(in crate::backend) recorder: Arc<DeviceRecorder>,
 }
 
 // SAFETY: libibverbs' contexts may be used from any thread.
@@ -38,12 +38,16 @@ unsafe impl Send for Device {}
 unsafe impl Sync for Device {}
 
 impl Device {
-    pub(crate) fn list() -> Result<Vec<DeviceInfo>> {
+    pub(in crate::backend) fn list() -> Result<Vec<DeviceInfo>> {
+        // The library prints a warning about such a limit when it lists devices, even if there are none.
+        if memlock_limit().is_some_and(|limit| limit <= MAX_WARNED_MEMLOCK) && !has_kernel_devices() {
+            return Ok(Vec::new());
+        }
         let library = library()?;
         Ok(DeviceList::new(library)?.iter().map(|(_, info)| info).collect())
     }
 
-    pub(crate) fn open(name: &str) -> Result<Device> {
+    pub(in crate::backend) fn open(name: &str) -> Result<Device> {
         let library = library()?;
         let list = DeviceList::new(library)?;
         let found = list.iter().find(|(_, info)| info.name == name);
@@ -97,11 +101,11 @@ impl Device {
     }
 
     /// Whether this process opened the device. A forked child must not change the parent's objects.
-    pub(crate) fn is_owned(&self) -> bool {
+    pub(in crate::backend) fn is_owned(&self) -> bool {
         self.owner == std::process::id()
     }
 
-    pub(crate) fn attributes(&self) -> Result<DeviceAttributes> {
+    pub(in crate::backend) fn attributes(&self) -> Result<DeviceAttributes> {
         let mut attr = sys::ibv_device_attr_ex::zeroed();
         // SAFETY: the context is open, and the attributes may be written.
         let code =
@@ -124,8 +128,9 @@ impl Device {
         let attr = &attr.orig_attr;
         let count = |value: libc::c_int| u32::try_from(value).unwrap_or(0);
         let small = |value: libc::c_int| u8::try_from(value).unwrap_or(if value < 0 { 0 } else { u8::MAX });
+        // C's `char` is signed on some architectures only.
         let firmware: Vec<u8> =
-            attr.fw_ver.iter().map(|c| c.cast_unsigned()).take_while(|byte| *byte != 0).collect();
+            attr.fw_ver.iter().map(|c| c.to_ne_bytes()[0]).take_while(|byte| *byte != 0).collect();
         let mut attributes = DeviceAttributes::default();
         attributes.firmware = String::from_utf8_lossy(&firmware).into_owned();
         attributes.guid = u64::from_be(attr.node_guid);
@@ -158,7 +163,7 @@ impl Device {
 
     /// Reads the clock of timestamps between two readings of the monotonic clock, and returns the most accurate of a few
     /// attempts with its uncertainty. Returns `None` if the driver can't read the clock.
-    pub(crate) fn read_clock(&self) -> Result<Option<(u64, Instant, Duration)>> {
+    pub(in crate::backend) fn read_clock(&self) -> Result<Option<(u64, Instant, Duration)>> {
         let mut best: Option<(u64, Instant, Duration)> = None;
         for _ in 0..CLOCK_ATTEMPTS {
             let mut values = sys::ibv_values_ex::zeroed();
@@ -182,7 +187,7 @@ impl Device {
         Ok(best)
     }
 
-    pub(crate) fn port(&self, number: u8) -> Result<Port> {
+    pub(in crate::backend) fn port(&self, number: u8) -> Result<Port> {
         let mut attr = sys::ibv_port_attr::zeroed();
         // SAFETY: the context is open, and the attributes may be written.
         let code = unsafe { self.library.ibv_query_port(self.context.as_ptr(), number, &mut attr) };
@@ -213,7 +218,7 @@ impl Device {
         Ok(port)
     }
 
-    pub(crate) fn pkeys(&self, port: u8) -> Result<Vec<u16>> {
+    pub(in crate::backend) fn pkeys(&self, port: u8) -> Result<Vec<u16>> {
         let key = |index: u16| {
             let mut key = 0;
             // SAFETY: the context is open, and the key may be written.
@@ -225,7 +230,7 @@ impl Device {
         (0..self.port(port)?.pkey_table_len).map(key).collect()
     }
 
-    pub(crate) fn gid_table(&self) -> Result<Vec<GidEntry>> {
+    pub(in crate::backend) fn gid_table(&self) -> Result<Vec<GidEntry>> {
         let ports = self.attributes()?.port_count;
         let mut entry_count = 0;
         for port in 1..=ports {
@@ -259,19 +264,23 @@ impl Device {
 }
 
 impl Device {
-    pub(crate) fn start_recording(&self, name: &str, options: &RecorderOptions) -> Result<StopSignal> {
+    pub(in crate::backend) fn start_recording(
+        &self,
+        name: &str,
+        options: &RecorderOptions,
+    ) -> Result<StopSignal> {
         self.recorder.start(name, options)
     }
 
-    pub(crate) fn stop_recording(&self, name: &str) -> Option<Recording> {
+    pub(in crate::backend) fn stop_recording(&self, name: &str) -> Option<Recording> {
         self.recorder.stop(name)
     }
 
-    pub(crate) fn snapshot_recording(&self, name: &str) -> Option<Recording> {
+    pub(in crate::backend) fn snapshot_recording(&self, name: &str) -> Option<Recording> {
         self.recorder.snapshot(name)
     }
 
-    pub(crate) fn recording_stop_cause(&self) -> Option<StopCause> {
+    pub(in crate::backend) fn recording_stop_cause(&self) -> Option<StopCause> {
         self.recorder.stop_cause()
     }
 }
@@ -318,6 +327,16 @@ const SOFT_ROCE_VENDOR_ID: u32 = 0xff_ffff;
 /// The maximum number of entries that fit the kernel's reply, which is limited to 64 KiB. The kernel rejects a larger
 /// request.
 const MAX_GIDS: usize = 2047;
+
+/// The maximum limit of locked memory, in bytes, about which the library prints a warning.
+const MAX_WARNED_MEMLOCK: u64 = 32 << 10;
+
+/// Whether the kernel has RDMA devices that programs can open.
+fn has_kernel_devices() -> bool {
+    let has_entries =
+        |directory| std::fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some());
+    has_entries("/sys/class/infiniband")
+}
 
 /// Returns the library, or the error of loading it.
 fn library() -> Result<&'static Ibverbs> {

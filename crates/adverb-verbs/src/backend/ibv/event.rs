@@ -12,14 +12,14 @@ use super::{Device, verb_error};
 use crate::error::Result;
 
 impl Device {
-    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+    pub(in crate::backend) fn event_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the context and its descriptor live as long as the device, which is borrowed.
         unsafe { BorrowedFd::borrow_raw((*self.context.as_ptr()).async_fd) }
     }
 
     /// Waits for an event, copies it and acknowledges it. Returns `None` if the timeout expires first, or if another
     /// caller reads the event.
-    pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<Option<DeviceEvent>> {
+    pub(in crate::backend) fn wait_event(&self, timeout: Option<Duration>) -> Result<Option<DeviceEvent>> {
         // SAFETY: the context is open.
         if !wait_readable(unsafe { (*self.context.as_ptr()).async_fd }, timeout)? {
             return Ok(None);

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use adverb_proto::types::WindowBind;
 use adverb_sys::{self as sys, ibv_mw, ibv_mw_bind_info, ibv_send_wr_bind_mw};
 
+use super::request_list::SendList;
 use super::{ProtectionDomain, Registration, check, verb_error};
-use crate::backend::request_list::SendList;
 use crate::error::Result;
 
 pub(crate) struct MemoryWindow {
@@ -27,7 +27,7 @@ unsafe impl Send for MemoryWindow {}
 unsafe impl Sync for MemoryWindow {}
 
 impl MemoryWindow {
-    pub(crate) fn new(domain: &Arc<ProtectionDomain>) -> Result<MemoryWindow> {
+    pub(in crate::backend) fn new(domain: &Arc<ProtectionDomain>) -> Result<MemoryWindow> {
         // SAFETY: the domain exists.
         let handle = unsafe { sys::ibv_alloc_mw(domain.handle.as_ptr(), sys::IBV_MW_TYPE_2) };
         let action = || format!("creating a memory window on {}", domain.device.name);
@@ -38,17 +38,17 @@ impl MemoryWindow {
     }
 
     /// Returns the key of the next binding.
-    pub(crate) fn next_rkey(&self) -> u32 {
+    pub(in crate::backend) fn next_rkey(&self) -> u32 {
         sys::ibv_inc_rkey(self.rkey.load(Ordering::Relaxed))
     }
 
     /// Sets the current key, after the window was bound.
-    pub(crate) fn set_rkey(&self, rkey: u32) {
+    pub(in crate::backend) fn set_rkey(&self, rkey: u32) {
         self.rkey.store(rkey, Ordering::Relaxed);
     }
 
     /// Frees the window, which ends all access through it. After an error, the access may continue.
-    pub(crate) fn free(&self) -> Result<()> {
+    pub(in crate::backend) fn free(&self) -> Result<()> {
         if !self.domain.device.is_owned() || self.freed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
@@ -63,7 +63,7 @@ impl SendList {
     /// Sets the window that the request at `index` binds, and its region. The request must keep both until it has
     /// completed.
     #[cold]
-    pub(crate) fn bind(
+    pub(in crate::backend) fn bind(
         &mut self,
         index: usize,
         window: &MemoryWindow,

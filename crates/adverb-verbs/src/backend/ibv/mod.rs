@@ -12,13 +12,14 @@ mod counters;
 mod device;
 mod event;
 mod extended_completion_queue;
-mod extended_posting;
 mod memory_window;
 mod multicast;
+mod operation;
 mod protection_domain;
 mod query;
 mod queue_pair;
 mod registration;
+mod request_list;
 mod shared_receive_queue;
 
 pub(super) use address_handle::AddressHandle;
@@ -29,6 +30,7 @@ pub(super) use memory_window::MemoryWindow;
 pub(super) use protection_domain::ProtectionDomain;
 pub(super) use queue_pair::QueuePair;
 pub(super) use registration::Registration;
+pub(super) use request_list::{RecvList, SendList, SendSlot};
 pub(super) use shared_receive_queue::SharedReceiveQueue;
 
 use std::io;

@@ -7,7 +7,7 @@ use super::{QueuePair, check};
 use crate::error::{Error, Result};
 
 impl QueuePair {
-    pub(crate) fn attach_multicast(&self, group: Gid, lid: u16) -> Result<()> {
+    pub(in crate::backend) fn attach_multicast(&self, group: Gid, lid: u16) -> Result<()> {
         let (handle, gid) = (self.live_handle()?, ibv_gid::from(group.bytes()));
         // SAFETY: the queue pair exists, and the GID can be read.
         let code = unsafe { self.domain.device.library.ibv_attach_mcast(handle, &gid, lid) };
@@ -28,7 +28,7 @@ impl QueuePair {
         })
     }
 
-    pub(crate) fn detach_multicast(&self, group: Gid, lid: u16) -> Result<()> {
+    pub(in crate::backend) fn detach_multicast(&self, group: Gid, lid: u16) -> Result<()> {
         let (handle, gid) = (self.live_handle()?, ibv_gid::from(group.bytes()));
         // SAFETY: the queue pair exists, and the GID can be read.
         let code = unsafe { self.domain.device.library.ibv_detach_mcast(handle, &gid, lid) };

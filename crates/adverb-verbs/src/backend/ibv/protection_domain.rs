@@ -20,7 +20,7 @@ unsafe impl Send for ProtectionDomain {}
 unsafe impl Sync for ProtectionDomain {}
 
 impl ProtectionDomain {
-    pub(crate) fn new(device: &Arc<Device>) -> Result<ProtectionDomain> {
+    pub(in crate::backend) fn new(device: &Arc<Device>) -> Result<ProtectionDomain> {
         // SAFETY: the context is open.
         let handle = unsafe { device.library.ibv_alloc_pd(device.context.as_ptr()) };
         let action = || format!("creating a protection domain on {}", device.name);

@@ -7,11 +7,11 @@ use super::{QueuePair, check};
 use crate::error::Result;
 
 impl QueuePair {
-    pub(crate) fn state(&self) -> Result<QpState> {
+    pub(in crate::backend) fn state(&self) -> Result<QpState> {
         Ok(state(&self.query_attributes(sys::IBV_QP_STATE)?))
     }
 
-    pub(crate) fn query(&self) -> Result<QueuePairAttributes> {
+    pub(in crate::backend) fn query(&self) -> Result<QueuePairAttributes> {
         let attr = self.query_attributes(ALL_ATTRIBUTES)?;
         let (path, grh) = (&attr.ah_attr, &attr.ah_attr.grh);
         let state = state(&attr);

@@ -5,15 +5,15 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use adverb_proto::types::{Qpn, SendOperation, Transport};
-use adverb_sys::{self as sys, ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr};
+use adverb_proto::types::{Qpn, SendOperation, SendRequest, Transport};
+use adverb_sys::{self as sys, ibv_qp, ibv_qp_attr, ibv_send_wr};
 
 use super::address_handle::encode_address;
-use super::extended_posting::{self, ExtendedPosting};
+use super::operation::{self, ExtendedPosting, extended_flag};
+use super::request_list::{Chain, RecvList, SendList, SendSlot};
 use super::{CompletionQueue, ProtectionDomain, check, verb_error};
-use crate::backend::request_list::Chain;
 use crate::backend::{
-    self, Init, QueuePairLimits, QueuePairOptions, ReadyToReceive, ReadyToSend, StateChange,
+    self, Init, PostErrno, QueuePairLimits, QueuePairOptions, ReadyToReceive, ReadyToSend, StateChange,
 };
 use crate::error::Result;
 
@@ -36,7 +36,7 @@ unsafe impl Send for QueuePair {}
 unsafe impl Sync for QueuePair {}
 
 impl QueuePair {
-    pub(crate) fn new(
+    pub(in crate::backend) fn new(
         domain: &Arc<ProtectionDomain>,
         send_cq: &Arc<CompletionQueue>,
         recv_cq: &Arc<CompletionQueue>,
@@ -75,7 +75,7 @@ impl QueuePair {
         let operations = if options.transport == Transport::Rc { device.extended_operations } else { 0 };
         // SAFETY: the domain and both completion queues exist and belong to one context. The attributes may be written.
         let (handle, extended) =
-            unsafe { extended_posting::create_queue_pair(device, domain, &mut attr, operations) };
+            unsafe { operation::create_queue_pair(device, domain, &mut attr, operations) };
         let action = || format!("creating a {} queue pair on {}", options.transport, device.name);
         let handle = NonNull::new(handle).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
         // SAFETY: the queue pair was just created, and its number doesn't change.
@@ -98,11 +98,11 @@ impl QueuePair {
         Ok((queue_pair, limits))
     }
 
-    pub(crate) fn qpn(&self) -> Qpn {
+    pub(in crate::backend) fn qpn(&self) -> Qpn {
         self.qpn
     }
 
-    pub(crate) fn is_destroyed(&self) -> bool {
+    pub(in crate::backend) fn is_destroyed(&self) -> bool {
         self.destroyed.load(Ordering::Relaxed)
     }
 
@@ -115,7 +115,7 @@ impl QueuePair {
         Ok(self.handle.as_ptr())
     }
 
-    pub(crate) fn modify(&self, change: &StateChange) -> Result<()> {
+    pub(in crate::backend) fn modify(&self, change: &StateChange) -> Result<()> {
         let handle = self.live_handle()?;
         let mut attr = ibv_qp_attr::zeroed();
         let (mask, state_name) = match change {
@@ -143,53 +143,54 @@ impl QueuePair {
         })
     }
 
+    /// Posts one request, which it puts into the slot.
+    #[inline(always)]
+    pub(in crate::backend) fn post_send(
+        &self,
+        slot: &mut SendSlot,
+        request: &SendRequest<'_, &backend::AddressHandle>,
+    ) -> Result<(), PostErrno> {
+        slot.post(request, |chain| self.post_chain(chain))
+    }
+
+    /// Posts requests with one doorbell.
     #[inline]
-    pub(crate) fn post_sends(&self, Chain { first, bad }: Chain<'_, ibv_send_wr>) -> libc::c_int {
+    pub(in crate::backend) fn post_sends(&self, list: &mut SendList) -> Result<(), PostErrno> {
+        list.requests.post(|chain| self.post_chain(chain))
+    }
+
+    #[inline(always)]
+    fn post_chain(&self, Chain { first, bad }: Chain<'_, ibv_send_wr>) -> libc::c_int {
         // SAFETY: the queue pair exists. The chain, and the memory that it refers to, are valid for the library.
         unsafe { sys::ibv_post_send(self.handle.as_ptr(), first, bad) }
     }
 
-    /// Whether the installed library can post an ATOMIC WRITE or a FLUSH.
-    pub(crate) fn can_post(&self, operation: &SendOperation) -> bool {
+    /// Whether the installed library can post an operation that `ibv_post_send` can't post.
+    pub(in crate::backend) fn can_post(&self, operation: &SendOperation) -> bool {
         self.extended.as_ref().is_some_and(|extended| extended.has(operation))
     }
 
     /// Posts the requests one by one, because `ibv_post_send` can't post some of them. Each has its own doorbell.
     #[cold]
-    pub(crate) fn post_extended_sends(&self, Chain { first, bad }: Chain<'_, ibv_send_wr>) -> libc::c_int {
-        let mut wr = first;
-        while !wr.is_null() {
-            // SAFETY: the request belongs to the chain, to which this function has exclusive access.
-            let next = std::mem::replace(unsafe { &mut (*wr).next }, std::ptr::null_mut());
-            // SAFETY: as above.
-            let request = unsafe { &*wr };
-            let code = match (&self.extended, request.opcode) {
-                (Some(extended), sys::IBV_WR_ATOMIC_WRITE | sys::IBV_WR_FLUSH) => {
-                    // SAFETY: the queue pair exists, and the caller holds the lock of its send queue. After a failure
-                    // `bad` stays null, because librxe may have accepted a request whose doorbell failed.
-                    unsafe { extended.post(request) }
-                }
-                (None, sys::IBV_WR_ATOMIC_WRITE | sys::IBV_WR_FLUSH) => libc::EOPNOTSUPP,
-                // SAFETY: as in `post_sends`.
-                _ => unsafe { sys::ibv_post_send(self.handle.as_ptr(), wr, bad) },
-            };
-            // SAFETY: as above.
-            unsafe { (*wr).next = next };
-            if code != 0 {
-                return code;
-            }
-            wr = next;
-        }
-        0
+    pub(in crate::backend) fn post_extended_sends(&self, list: &mut SendList) -> Result<(), PostErrno> {
+        list.post_each(|operation, chain| match &self.extended {
+            _ if extended_flag(operation) == 0 => self.post_chain(chain),
+            // SAFETY: the queue pair exists, and the caller holds the lock of its send queue. The request belongs to the
+            // chain. After a failure `bad` stays null, because librxe may have accepted a request whose doorbell failed.
+            Some(extended) => unsafe { extended.post(operation, &*chain.first) },
+            None => libc::EOPNOTSUPP,
+        })
     }
 
     #[inline]
-    pub(crate) fn post_recvs(&self, Chain { first, bad }: Chain<'_, ibv_recv_wr>) -> libc::c_int {
-        // SAFETY: as in `post_sends`.
-        unsafe { sys::ibv_post_recv(self.handle.as_ptr(), first, bad) }
+    pub(crate) fn post_recvs(&self, list: &mut RecvList) -> Result<(), PostErrno> {
+        list.post(|Chain { first, bad }| {
+            // SAFETY: as in `post_chain`.
+            unsafe { sys::ibv_post_recv(self.handle.as_ptr(), first, bad) }
+        })
     }
 
-    pub(crate) fn destroy(&self) -> Result<()> {
+    pub(in crate::backend) fn destroy(&self) -> Result<()> {
         if !self.domain.device.is_owned() || self.destroyed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }

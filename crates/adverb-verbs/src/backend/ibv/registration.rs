@@ -27,7 +27,7 @@ unsafe impl Send for Registration {}
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    pub(crate) fn new(
+    pub(in crate::backend) fn new(
         domain: &Arc<ProtectionDomain>,
         memory: &dyn Memory,
         iova: Option<u64>,
@@ -61,7 +61,7 @@ impl Registration {
     }
 
     /// Registers memory of another device.
-    pub(crate) fn of_dmabuf(
+    pub(in crate::backend) fn of_dmabuf(
         domain: &Arc<ProtectionDomain>,
         dmabuf: BorrowedFd<'_>,
         offset: u64,
@@ -97,7 +97,7 @@ impl Registration {
     /// Whether the device can register dma-bufs. Its attributes don't include this, so this function registers an
     /// invalid descriptor: a device with support rejects the descriptor, and a device without support rejects the
     /// operation.
-    pub(crate) fn supports_dmabuf(domain: &ProtectionDomain) -> bool {
+    pub(in crate::backend) fn supports_dmabuf(domain: &ProtectionDomain) -> bool {
         let device = &domain.device;
         // SAFETY: the domain exists. The descriptor is invalid, so nothing is registered.
         let handle = unsafe {
@@ -127,11 +127,11 @@ impl Registration {
         }
     }
 
-    pub(crate) fn keys(&self) -> MemoryKeys {
+    pub(in crate::backend) fn keys(&self) -> MemoryKeys {
         self.keys
     }
 
-    pub(crate) fn deregister(&self) -> Result<()> {
+    pub(in crate::backend) fn deregister(&self) -> Result<()> {
         if !self.domain.device.is_owned() || self.deregistered.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
@@ -162,13 +162,18 @@ fn registration_hint(error: &io::Error, len: usize) -> String {
     if number != Some(libc::ENOMEM) {
         return String::new();
     }
+    let Some(limit) = memlock_limit() else {
+        let general = explain::errno(libc::ENOMEM).and_then(|explanation| explanation.hint);
+        return general.unwrap_or_default().to_owned();
+    };
+    let hint = errno_hint(number, Call::RegisterMemory);
+    format!("{hint}; the limit is {limit} bytes, and {len} bytes more are needed")
+}
+
+/// Returns the limit of locked memory in bytes, if there is one.
+pub(super) fn memlock_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the limit may be written.
     let result = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
-    if result != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
-        let general = explain::errno(libc::ENOMEM).and_then(|explanation| explanation.hint);
-        return general.unwrap_or_default().to_owned();
-    }
-    let hint = errno_hint(number, Call::RegisterMemory);
-    format!("{hint}; the limit is {} bytes, and {len} bytes more are needed", limit.rlim_cur)
+    (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
 }

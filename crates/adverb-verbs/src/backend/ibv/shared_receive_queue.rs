@@ -5,10 +5,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use adverb_sys::{self as sys, ibv_recv_wr, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
+use adverb_sys::{self as sys, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 
+use super::request_list::{Chain, RecvList};
 use super::{ProtectionDomain, check, verb_error};
-use crate::backend::request_list::Chain;
+use crate::backend::PostErrno;
 use crate::error::Result;
 
 pub(crate) struct SharedReceiveQueue {
@@ -25,7 +26,7 @@ unsafe impl Sync for SharedReceiveQueue {}
 impl SharedReceiveQueue {
     /// Creates a queue, and returns it with the maximum number of segments of a request. Events of the queue contain
     /// `id`.
-    pub(crate) fn new(
+    pub(in crate::backend) fn new(
         domain: &Arc<ProtectionDomain>,
         depth: u32,
         segments: u32,
@@ -46,13 +47,15 @@ impl SharedReceiveQueue {
     }
 
     #[inline]
-    pub(crate) fn post_recvs(&self, Chain { first, bad }: Chain<'_, ibv_recv_wr>) -> libc::c_int {
-        // SAFETY: the queue exists. The chain, and the memory that it refers to, are valid for the library.
-        unsafe { sys::ibv_post_srq_recv(self.handle.as_ptr(), first, bad) }
+    pub(crate) fn post_recvs(&self, list: &mut RecvList) -> Result<(), PostErrno> {
+        list.post(|Chain { first, bad }| {
+            // SAFETY: the queue exists. The chain, and the memory that it refers to, are valid for the library.
+            unsafe { sys::ibv_post_srq_recv(self.handle.as_ptr(), first, bad) }
+        })
     }
 
     /// Requests an event for when fewer than `limit` requests remain.
-    pub(crate) fn arm(&self, limit: u32) -> Result<()> {
+    pub(in crate::backend) fn arm(&self, limit: u32) -> Result<()> {
         let mut attr = ibv_srq_attr::zeroed();
         attr.srq_limit = limit;
         let library = self.domain.device.library;
@@ -61,7 +64,7 @@ impl SharedReceiveQueue {
         check(code, || "setting the limit of a shared receive queue".to_owned())
     }
 
-    pub(crate) fn destroy(&self) -> Result<()> {
+    pub(in crate::backend) fn destroy(&self) -> Result<()> {
         if !self.domain.device.is_owned() || self.destroyed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }

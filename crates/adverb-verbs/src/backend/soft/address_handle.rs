@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use adverb_proto::{AddressVector, Path, Route};
+use adverb_proto::{Path, Route};
 
 use super::{Device, ProtectionDomain};
 use crate::backend::Address;
@@ -16,7 +16,10 @@ pub(crate) struct AddressHandle {
 }
 
 impl AddressHandle {
-    pub(crate) fn new(domain: &Arc<ProtectionDomain>, address: &Address) -> Result<AddressHandle> {
+    pub(in crate::backend) fn new(
+        domain: &Arc<ProtectionDomain>,
+        address: &Address,
+    ) -> Result<AddressHandle> {
         // Without a flow label, rdma-core's driver of mlx5 chooses a random port for each address handle
         // (`mlx5_ah_set_udp_sport` in `providers/mlx5/verbs.c`). Here, handles use the device's ports in turn.
         let offset = domain.device.address_handle_count.fetch_add(1, Ordering::Relaxed);
@@ -25,18 +28,18 @@ impl AddressHandle {
     }
 
     #[inline]
-    pub(crate) fn is_of(&self, domain: &Arc<ProtectionDomain>) -> bool {
+    pub(in crate::backend) fn is_of(&self, domain: &Arc<ProtectionDomain>) -> bool {
         Arc::ptr_eq(&self.domain, domain)
     }
 
-    pub(crate) fn source_port(&self) -> u16 {
-        self.path.path.source_port()
+    /// Returns the path. Its source port is open as long as the handle exists.
+    #[inline]
+    pub(super) fn plain_path(&self) -> Path {
+        self.path.path
     }
-}
 
-impl AddressVector for AddressHandle {
-    fn path(&self) -> Option<&Path> {
-        Some(&self.path.path)
+    pub(in crate::backend) fn source_port(&self) -> u16 {
+        self.path.path.source_port()
     }
 }
 

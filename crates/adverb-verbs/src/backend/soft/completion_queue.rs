@@ -24,7 +24,7 @@ pub(crate) struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    pub(crate) fn new(
+    pub(in crate::backend) fn new(
         device: &Arc<Device>,
         depth: u32,
         has_events: bool,
@@ -55,11 +55,11 @@ impl CompletionQueue {
         Ok(CompletionQueue { device, cq, channel, depth, has_timestamps })
     }
 
-    pub(crate) fn depth(&self) -> u32 {
+    pub(in crate::backend) fn depth(&self) -> u32 {
         self.depth.load(Ordering::Acquire)
     }
 
-    pub(crate) fn resize(&self, depth: u32) -> Result<()> {
+    pub(in crate::backend) fn resize(&self, depth: u32) -> Result<()> {
         let resized = self.device.nic.resize_cq(self.cq, depth);
         resized.map_err(|error| {
             nic_error(error, format!("resizing a completion queue on {} to depth {depth}", self.device.name))
@@ -68,7 +68,7 @@ impl CompletionQueue {
         Ok(())
     }
 
-    pub(crate) fn moderate(&self, _count: u16, _period: u16) -> Result<()> {
+    pub(in crate::backend) fn moderate(&self, _count: u16, _period: u16) -> Result<()> {
         Err(Error::Unsupported {
             feature: format!("completion event moderation on {}", self.device.name).into(),
             hint: "poll for a while after each event instead, as `Poller` does".into(),
@@ -77,7 +77,7 @@ impl CompletionQueue {
 
     #[cold]
     #[inline(never)]
-    pub(crate) fn poll(&self, out: &mut [RawCompletion]) -> usize {
+    pub(in crate::backend) fn poll(&self, out: &mut [RawCompletion]) -> usize {
         let max_count = out.len();
         let mut slots = out.iter_mut();
         if self.has_timestamps {
@@ -98,22 +98,22 @@ impl CompletionQueue {
     }
 
     /// Does nothing: this device uses the common format.
-    pub(crate) fn normalize(&self, _outcome: &mut RawOutcome) {}
+    pub(in crate::backend) fn normalize(&self, _outcome: &mut RawOutcome) {}
 
-    pub(crate) fn arm(&self, arm_for: ArmFor) -> Result<()> {
+    pub(in crate::backend) fn arm(&self, arm_for: ArmFor) -> Result<()> {
         let armed = self.device.nic.arm_cq(self.cq, arm_for);
         armed.map_err(|error| nic_error(error, format!("arming a completion queue on {}", self.device.name)))
     }
 
-    pub(crate) fn has_events(&self) -> bool {
+    pub(in crate::backend) fn has_events(&self) -> bool {
         self.channel.is_some()
     }
 
-    pub(crate) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+    pub(in crate::backend) fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         self.channel.as_ref().map(|channel| channel.as_fd())
     }
 
-    pub(crate) fn try_event(&self) -> Result<bool> {
+    pub(in crate::backend) fn try_event(&self) -> Result<bool> {
         self.channel()?.take().map_err(|error| Error::Verb {
             action: "reading an event of a completion queue".to_owned(),
             error,
@@ -121,7 +121,7 @@ impl CompletionQueue {
         })
     }
 
-    pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<bool> {
+    pub(in crate::backend) fn wait_event(&self, timeout: Option<Duration>) -> Result<bool> {
         self.device.nic.wait(self.channel()?, timeout).map_err(|error| Error::Verb {
             action: "waiting for an event of a completion queue".to_owned(),
             error,

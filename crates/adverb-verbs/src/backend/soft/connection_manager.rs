@@ -14,27 +14,29 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use adverb_proto::Time;
 use adverb_proto::cm::{
-    AddrPair, BindAddr, CallError, ConnectParams, ConnectionId, ListenParams, ListenerId, LocalQp, QueryId,
-    ResolveParams, State, UDP_QKEY,
+    self, AddrPair, BindAddr, CallError, ConnectParams, ConnectionId, ListenParams, ListenerId, LocalQp,
+    QueryId, ResolveParams, State, UDP_QKEY,
 };
 use adverb_proto::explain::Call;
 use adverb_proto::types::{Gid, PathMtu, Qpn, RejectReason, Transport};
-use adverb_proto::{Time, cm};
 use adverb_soft::CmEventChannel;
 use adverb_wire::cm::{ServiceId, Timeout};
 use parking_lot::Mutex;
 
+use self::ports::PortLease;
+use super::nic_error;
+use crate::backend::connection_manager::{Event, Parameters, Path, Purpose};
+use crate::backend::{Address, Connection, ReadyToSend};
+use crate::error::{Error, Result, errno_hint};
+use crate::os::wait_either;
+
 pub(in crate::backend) use self::choice::{
     connecting_device, is_loopback, listening_devices, open_connecting, open_listening,
 };
-use self::ports::PortLease;
 pub(super) use self::ports::Ports;
 pub(in crate::backend) use super::Device;
-use super::nic_error;
-use crate::backend::connection_manager::{Event, Parameters, Path, Purpose};
-use crate::backend::{Address, Connection, ReadyToSend, wait_either};
-use crate::error::{Error, Result, errno_hint};
 
 pub(crate) struct Identifier {
     purpose: Purpose,
@@ -76,7 +78,7 @@ enum Role {
 
 impl Identifier {
     /// Creates an identifier on these NICs, of which there is at least one.
-    pub(crate) fn new(purpose: Purpose, devices: Vec<Arc<Device>>) -> Result<Identifier> {
+    pub(in crate::backend) fn new(purpose: Purpose, devices: Vec<Arc<Device>>) -> Result<Identifier> {
         let channel = CmEventChannel::new().map_err(|error| Error::Verb {
             action: "creating a connection manager ID".to_owned(),
             error,
@@ -97,11 +99,11 @@ impl Identifier {
         Ok(Identifier { purpose, channel: Arc::new(channel), inner: Mutex::new(inner) })
     }
 
-    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+    pub(in crate::backend) fn event_fd(&self) -> BorrowedFd<'_> {
         self.channel.as_fd()
     }
 
-    pub(crate) fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
+    pub(in crate::backend) fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
         wait_either(self.channel.as_fd(), None, timeout).map_err(|error| Error::Verb {
             action: "waiting for an event".to_owned(),
             error,
@@ -109,21 +111,21 @@ impl Identifier {
         })
     }
 
-    pub(crate) fn reuse_addr(&self) -> Result<()> {
+    pub(in crate::backend) fn reuse_addr(&self) -> Result<()> {
         self.inner.lock().shares_port = true;
         Ok(())
     }
 
-    pub(crate) fn set_ack_timeout(&self, code: u8) {
+    pub(in crate::backend) fn set_ack_timeout(&self, code: u8) {
         self.inner.lock().ack_timeout = Timeout::new(code).unwrap_or(Timeout::ZERO);
     }
 
-    pub(crate) fn set_traffic_class(&self, traffic_class: u8) -> Result<()> {
+    pub(in crate::backend) fn set_traffic_class(&self, traffic_class: u8) -> Result<()> {
         self.inner.lock().traffic_class = traffic_class;
         Ok(())
     }
 
-    pub(crate) fn bind(&self, address: SocketAddr) -> Result<()> {
+    pub(in crate::backend) fn bind(&self, address: SocketAddr) -> Result<()> {
         let inner = &mut *self.inner.lock();
         let bind = match address.ip() {
             IpAddr::V4(ip) if ip.is_unspecified() => BindAddr::AnyV4,
@@ -137,7 +139,7 @@ impl Identifier {
         Ok(())
     }
 
-    pub(crate) fn listen(&self, backlog: u32) -> Result<()> {
+    pub(in crate::backend) fn listen(&self, backlog: u32) -> Result<()> {
         let inner = &mut *self.inner.lock();
         let (Some(local), Some(lease)) = (inner.local, &inner.port) else {
             return Err(Error::InvalidRequest {
@@ -169,7 +171,7 @@ impl Identifier {
         Ok(())
     }
 
-    pub(crate) fn resolve_address(
+    pub(in crate::backend) fn resolve_address(
         &self,
         local: Option<SocketAddr>,
         peer: SocketAddr,
@@ -195,7 +197,7 @@ impl Identifier {
         Ok(())
     }
 
-    pub(crate) fn resolve_route(&self, _timeout: Duration) -> Result<()> {
+    pub(in crate::backend) fn resolve_route(&self, _timeout: Duration) -> Result<()> {
         self.push_local_event(&mut self.inner.lock(), Event::RouteResolved);
         Ok(())
     }
@@ -206,11 +208,11 @@ impl Identifier {
         self.channel.wake();
     }
 
-    pub(crate) fn local_addr(&self) -> Option<SocketAddr> {
+    pub(in crate::backend) fn local_addr(&self) -> Option<SocketAddr> {
         self.inner.lock().local
     }
 
-    pub(crate) fn path(&self) -> Result<Path> {
+    pub(in crate::backend) fn path(&self) -> Result<Path> {
         let inner = self.inner.lock();
         let (local, peer) = inner.addrs()?;
         Ok(Path {
@@ -223,7 +225,10 @@ impl Identifier {
         })
     }
 
-    pub(crate) fn qp_attributes(&self, transport: Transport) -> Result<(Connection, ReadyToSend)> {
+    pub(in crate::backend) fn qp_attributes(
+        &self,
+        transport: Transport,
+    ) -> Result<(Connection, ReadyToSend)> {
         let inner = self.inner.lock();
         let (device, (id, local_qp)) = (inner.device()?, inner.connection()?);
         // Until this side's parameters are set, the peer's are used. The caller reduces the values later.
@@ -258,7 +263,7 @@ impl Identifier {
         Ok((connection, send))
     }
 
-    pub(crate) fn connect(&self, parameters: &Parameters<'_>) -> Result<()> {
+    pub(in crate::backend) fn connect(&self, parameters: &Parameters<'_>) -> Result<()> {
         let inner = &mut *self.inner.lock();
         let local_qp = inner.local_qp(parameters);
         let mtu = inner.device()?.nic.mtu();
@@ -302,7 +307,7 @@ impl Identifier {
         Ok(true)
     }
 
-    pub(crate) fn accept(&self, parameters: &Parameters<'_>) -> Result<()> {
+    pub(in crate::backend) fn accept(&self, parameters: &Parameters<'_>) -> Result<()> {
         let inner = &mut *self.inner.lock();
         let (id, _) = inner.connection()?;
         let local_qp = inner.local_qp(parameters);
@@ -312,7 +317,7 @@ impl Identifier {
         Ok(())
     }
 
-    pub(crate) fn resolve_service(&self, private_data: &[u8]) -> Result<()> {
+    pub(in crate::backend) fn resolve_service(&self, private_data: &[u8]) -> Result<()> {
         let inner = &mut *self.inner.lock();
         let (local, peer) = inner.addrs()?;
         let resolve = ResolveParams {
@@ -329,14 +334,14 @@ impl Identifier {
         Ok(())
     }
 
-    pub(crate) fn accept_query(&self, qpn: Qpn, private_data: &[u8]) -> Result<()> {
+    pub(in crate::backend) fn accept_query(&self, qpn: Qpn, private_data: &[u8]) -> Result<()> {
         let inner = self.inner.lock();
         let Role::Queried(id) = inner.role else { return Err(not_established()) };
         let accepted = inner.device()?.nic.cm().accept_query(id, qpn, UDP_QKEY, private_data);
         accepted.map_err(|error| abandoned_error(error, "answering the service ID resolution request"))
     }
 
-    pub(crate) fn reject(&self, private_data: &[u8]) -> Result<()> {
+    pub(in crate::backend) fn reject(&self, private_data: &[u8]) -> Result<()> {
         let inner = self.inner.lock();
         let manager = inner.device()?.nic.cm();
         let rejected = match inner.role {
@@ -346,13 +351,13 @@ impl Identifier {
         rejected.map_err(|error| abandoned_error(error, "rejecting a request"))
     }
 
-    pub(crate) fn establish(&self) -> Result<()> {
+    pub(in crate::backend) fn establish(&self) -> Result<()> {
         let inner = self.inner.lock();
         let established = inner.device()?.nic.cm().establish(inner.connection()?.0);
         established.map_err(|error| abandoned_error(error, "establishing the connection"))
     }
 
-    pub(crate) fn disconnect(&self) -> Result<()> {
+    pub(in crate::backend) fn disconnect(&self) -> Result<()> {
         let inner = self.inner.lock();
         match inner.device()?.nic.cm().disconnect(inner.connection()?.0, DISCONNECT_TIMEOUT) {
             // The peer disconnected first, and this side has replied.

@@ -43,7 +43,7 @@ pub(crate) struct Device {
 
 impl Device {
     /// Lists the device that can be opened on any machine, and those that are open in this process.
-    pub(crate) fn list() -> Vec<DeviceInfo> {
+    pub(in crate::backend) fn list() -> Vec<DeviceInfo> {
         let mut list = vec![DeviceInfo::new(LOOPBACK_NAME.to_owned(), BASE_GUID)];
         for (name, guid) in Device::open_names() {
             match list.iter_mut().find(|info| info.name == name) {
@@ -75,24 +75,24 @@ impl Device {
         }
     }
 
-    pub(crate) fn is_on_interface(&self) -> bool {
+    pub(in crate::backend) fn is_on_interface(&self) -> bool {
         self.is_on_interface
     }
 
-    pub(crate) fn nic(&self) -> &Nic {
+    pub(in crate::backend) fn nic(&self) -> &Nic {
         &self.nic
     }
 
-    pub(crate) fn name(&self) -> &str {
+    pub(in crate::backend) fn name(&self) -> &str {
         &self.name
     }
 
     /// Whether this process opened the device. A forked child must not change the parent's objects.
-    pub(crate) fn is_owned(&self) -> bool {
+    pub(in crate::backend) fn is_owned(&self) -> bool {
         self.nic.is_owned_by_this_process()
     }
 
-    pub(crate) fn attributes(&self) -> Result<DeviceAttributes> {
+    pub(in crate::backend) fn attributes(&self) -> Result<DeviceAttributes> {
         let mut attributes = DeviceAttributes::default();
         attributes.firmware = env!("CARGO_PKG_VERSION").to_owned();
         attributes.guid = guid(self.nic.addresses());
@@ -121,13 +121,13 @@ impl Device {
     }
 
     /// Reads the clock, which counts nanoseconds of the process's monotonic clock, so the reading is exact.
-    pub(crate) fn read_clock(&self) -> Result<Option<(u64, Instant, Duration)>> {
+    pub(in crate::backend) fn read_clock(&self) -> Result<Option<(u64, Instant, Duration)>> {
         let at = Instant::now();
         let ticks = at.saturating_duration_since(self.nic.clock_origin()).as_nanos() as u64;
         Ok(Some((ticks, at, Duration::ZERO)))
     }
 
-    pub(crate) fn port(&self, number: u8) -> Result<Port> {
+    pub(in crate::backend) fn port(&self, number: u8) -> Result<Port> {
         self.check_port(number)?;
         let mut port = Port::new(number, self.state(), LinkLayer::Ethernet);
         port.max_mtu = self.nic.mtu();
@@ -139,12 +139,12 @@ impl Device {
         Ok(port)
     }
 
-    pub(crate) fn pkeys(&self, port: u8) -> Result<Vec<u16>> {
+    pub(in crate::backend) fn pkeys(&self, port: u8) -> Result<Vec<u16>> {
         self.check_port(port)?;
         Ok(vec![DEFAULT_PKEY])
     }
 
-    pub(crate) fn gid_table(&self) -> Result<Vec<GidEntry>> {
+    pub(in crate::backend) fn gid_table(&self) -> Result<Vec<GidEntry>> {
         let entry = |(index, (address, netdev)): (usize, (&IpAddr, &Option<String>))| {
             let mut entry = GidEntry::new(1, index as u32, Gid::from(*address), GidType::RoceV2);
             entry.netdev.clone_from(netdev);

@@ -8,16 +8,16 @@ use adverb_proto::types::DeviceEvent;
 use adverb_soft::NicEvent;
 
 use super::Device;
-use crate::backend::wait_either;
 use crate::error::{Error, Result};
+use crate::os::wait_either;
 
 impl Device {
-    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
+    pub(in crate::backend) fn event_fd(&self) -> BorrowedFd<'_> {
         self.nic.event_fd()
     }
 
     /// Waits for an event, and returns it. Returns `None` if the timeout expires first.
-    pub(crate) fn wait_event(&self, timeout: Option<Duration>) -> Result<Option<DeviceEvent>> {
+    pub(in crate::backend) fn wait_event(&self, timeout: Option<Duration>) -> Result<Option<DeviceEvent>> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));

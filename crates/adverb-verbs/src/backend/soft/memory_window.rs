@@ -14,7 +14,7 @@ pub(crate) struct MemoryWindow {
 }
 
 impl MemoryWindow {
-    pub(crate) fn new(domain: &Arc<ProtectionDomain>) -> Result<MemoryWindow> {
+    pub(in crate::backend) fn new(domain: &Arc<ProtectionDomain>) -> Result<MemoryWindow> {
         let device = &domain.device;
         let created = device.nic.create_window(domain.pd);
         let key = created
@@ -27,18 +27,18 @@ impl MemoryWindow {
     }
 
     /// Returns the key of the next binding. The owner of a window chooses the lowest 8 bits of its key.
-    pub(crate) fn next_rkey(&self) -> u32 {
+    pub(in crate::backend) fn next_rkey(&self) -> u32 {
         let rkey = self.rkey.load(Ordering::Relaxed);
         rkey & !0xff | rkey.wrapping_add(1) & 0xff
     }
 
     /// Sets the current key, after the window was bound.
-    pub(crate) fn set_rkey(&self, rkey: u32) {
+    pub(in crate::backend) fn set_rkey(&self, rkey: u32) {
         self.rkey.store(rkey, Ordering::Relaxed);
     }
 
     /// Frees the window, which ends all access through it. After an error, the access may continue.
-    pub(crate) fn free(&self) -> Result<()> {
+    pub(in crate::backend) fn free(&self) -> Result<()> {
         if !self.domain.device.is_owned() || self.freed.swap(true, Ordering::Relaxed) {
             return Ok(());
         }

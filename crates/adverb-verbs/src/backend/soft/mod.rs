@@ -17,7 +17,7 @@ mod query;
 mod queue_pair;
 mod recording;
 mod registration;
-mod request;
+mod request_list;
 mod shared_receive_queue;
 
 pub(super) use address_handle::AddressHandle;
@@ -29,7 +29,7 @@ pub(crate) use open::{LinkKind, Options};
 pub(super) use protection_domain::ProtectionDomain;
 pub(super) use queue_pair::QueuePair;
 pub(super) use registration::Registration;
-pub(super) use request::encode_bind;
+pub(super) use request_list::{RecvList, SendList};
 pub(super) use shared_receive_queue::SharedReceiveQueue;
 
 use std::io;

@@ -6,7 +6,7 @@ use super::{QueuePair, nic_error};
 use crate::error::Result;
 
 impl QueuePair {
-    pub(crate) fn attach_multicast(&self, group: Gid, _lid: u16) -> Result<()> {
+    pub(in crate::backend) fn attach_multicast(&self, group: Gid, _lid: u16) -> Result<()> {
         self.check_not_destroyed()?;
         let attached = self.domain.device.nic.attach_multicast(self.qpn, group);
         attached.map_err(|error| {
@@ -17,7 +17,7 @@ impl QueuePair {
         })
     }
 
-    pub(crate) fn detach_multicast(&self, group: Gid, _lid: u16) -> Result<()> {
+    pub(in crate::backend) fn detach_multicast(&self, group: Gid, _lid: u16) -> Result<()> {
         self.check_not_destroyed()?;
         let detached = self.domain.device.nic.detach_multicast(self.qpn, group);
         detached.map_err(|error| {

@@ -13,7 +13,7 @@ pub(crate) struct ProtectionDomain {
 }
 
 impl ProtectionDomain {
-    pub(crate) fn new(device: &Arc<Device>) -> Result<ProtectionDomain> {
+    pub(in crate::backend) fn new(device: &Arc<Device>) -> Result<ProtectionDomain> {
         let created = device.nic.create_domain();
         let pd = created
             .map_err(|error| nic_error(error, format!("creating a protection domain on {}", device.name)))?;

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 
 /// The attributes that were set by state transitions of a queue pair.
 #[derive(Default)]
-pub(crate) struct AppliedAttributes {
+pub(super) struct AppliedAttributes {
     port: u8,
     pkey_index: u16,
     qkey: u32,
@@ -64,16 +64,16 @@ impl AppliedAttributes {
 }
 
 impl QueuePair {
-    pub(crate) fn state(&self) -> Result<QpState> {
+    pub(in crate::backend) fn state(&self) -> Result<QpState> {
         Ok(self.status()?.state)
     }
 
-    pub(crate) fn error_event(&self) -> Option<DeviceEvent> {
+    pub(in crate::backend) fn error_event(&self) -> Option<DeviceEvent> {
         let event = self.status().ok()?.error_event?;
         Some(self.domain.device.convert_event(NicEvent::Queue(event)))
     }
 
-    pub(crate) fn query(&self) -> Result<QueuePairAttributes> {
+    pub(in crate::backend) fn query(&self) -> Result<QueuePairAttributes> {
         let status = self.status()?;
         let applied = self.applied.lock();
         let (timeout, retry_count, rnr_retry, max_rd_atomic) = applied.send_attributes.unwrap_or_default();

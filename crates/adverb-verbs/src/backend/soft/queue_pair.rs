@@ -3,18 +3,20 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use adverb_proto::types::{Qpn, SendOperation, Transport};
-use adverb_proto::{self as proto, Path, QpConfig, Transition};
-use adverb_sys::{ibv_recv_wr, ibv_send_wr};
+use adverb_proto::types::{Qpn, SendRequest, Transport};
+use adverb_proto::{self as proto, AddressVector, Path, QpConfig, Transition};
+use adverb_soft::MAX_INLINE;
 use adverb_wire::cm::Timeout;
 use adverb_wire::{DEFAULT_PKEY, RnrTimer};
 use parking_lot::Mutex;
 
 use super::address_handle::OpenPath;
 use super::query::AppliedAttributes;
-use super::{CompletionQueue, ProtectionDomain, nic_error, request};
-use crate::backend::request_list::Chain;
-use crate::backend::{self, Connection, QueuePairLimits, QueuePairOptions, ReadyToSend, StateChange};
+use super::request_list::{RecvList, SendList, post_result};
+use super::{CompletionQueue, ProtectionDomain, nic_error};
+use crate::backend::{
+    self, Connection, PostErrno, QueuePairLimits, QueuePairOptions, ReadyToSend, StateChange,
+};
 use crate::error::{Error, Result};
 
 pub(crate) struct QueuePair {
@@ -24,8 +26,6 @@ pub(crate) struct QueuePair {
     destroyed: AtomicBool,
     /// The attributes that were set, for queries.
     pub(super) applied: Mutex<AppliedAttributes>,
-    /// Scratch memory for inline data.
-    inline: Mutex<Vec<u8>>,
     // The queues exist as long as the queue pair, whose requests complete into them.
     _send_cq: Arc<CompletionQueue>,
     _recv_cq: Arc<CompletionQueue>,
@@ -33,7 +33,7 @@ pub(crate) struct QueuePair {
 }
 
 impl QueuePair {
-    pub(crate) fn new(
+    pub(in crate::backend) fn new(
         domain: &Arc<ProtectionDomain>,
         send_cq: &Arc<CompletionQueue>,
         recv_cq: &Arc<CompletionQueue>,
@@ -81,7 +81,6 @@ impl QueuePair {
             transport: options.transport,
             destroyed: AtomicBool::new(false),
             applied: Mutex::default(),
-            inline: Mutex::default(),
             _send_cq: Arc::clone(send_cq),
             _recv_cq: Arc::clone(recv_cq),
             _shared: shared.map(|(shared, _)| Arc::clone(shared)),
@@ -89,11 +88,11 @@ impl QueuePair {
         Ok((queue_pair, limits))
     }
 
-    pub(crate) fn qpn(&self) -> Qpn {
+    pub(in crate::backend) fn qpn(&self) -> Qpn {
         self.qpn
     }
 
-    pub(crate) fn is_destroyed(&self) -> bool {
+    pub(in crate::backend) fn is_destroyed(&self) -> bool {
         self.destroyed.load(Ordering::Relaxed)
     }
 
@@ -105,7 +104,7 @@ impl QueuePair {
         Ok(())
     }
 
-    pub(crate) fn modify(&self, change: &StateChange) -> Result<()> {
+    pub(in crate::backend) fn modify(&self, change: &StateChange) -> Result<()> {
         self.check_not_destroyed()?;
         let mut open_path = None;
         let (transition, state_name) = match change {
@@ -162,34 +161,44 @@ impl QueuePair {
         })
     }
 
-    // This and polling are cold, so that the compiler doesn't inline them into the path that posts to hardware, where
+    // Posting and polling are cold, so that the compiler doesn't inline them into the path that posts to hardware, where
     // every instruction counts.
+    /// Posts one request.
     #[cold]
     #[inline(never)]
-    pub(crate) fn post_sends(&self, Chain { first, bad }: Chain<'_, ibv_send_wr>) -> libc::c_int {
-        let nic = &self.domain.device.nic;
-        // SAFETY: a chain ends with a null pointer, and its segments are readable. The memory of the segments, and the
-        // address handles, which belong to this domain, are kept until the requests complete.
-        unsafe { request::post_sends(nic, self.qpn, self.transport, &self.inline, first, bad) }
+    pub(in crate::backend) fn post_send(&self, request: SendRequest<'_, ()>) -> Result<(), PostErrno> {
+        self.post([request]).1
     }
 
-    pub(crate) fn can_post(&self, _: &SendOperation) -> bool {
-        true
+    /// Posts requests with one doorbell.
+    #[cold]
+    #[inline(never)]
+    pub(in crate::backend) fn post_sends(&self, list: &mut SendList) -> Result<(), PostErrno> {
+        let (posted_count, posted) = self.post(list.requests());
+        list.posted_count = posted_count;
+        posted
     }
 
-    pub(crate) fn post_extended_sends(&self, chain: Chain<'_, ibv_send_wr>) -> libc::c_int {
-        self.post_sends(chain)
+    #[inline]
+    fn post<'a, Handle: AddressVector>(
+        &self,
+        requests: impl IntoIterator<Item = SendRequest<'a, Handle>>,
+    ) -> (usize, Result<(), PostErrno>) {
+        // SAFETY: the memory of inline requests is readable while they are posted: safe requests own or borrow it, and
+        // the caller of `post_raw_sends` guarantees it. It is registered memory, or memory to which no thread writes.
+        post_result(unsafe { self.domain.device.nic.post_sends_and_copy(self.qpn, requests) })
     }
 
     #[cold]
     #[inline(never)]
-    pub(crate) fn post_recvs(&self, Chain { first, bad }: Chain<'_, ibv_recv_wr>) -> libc::c_int {
-        // SAFETY: a chain ends with a null pointer, and its segments are readable.
-        let requests = unsafe { request::recv_requests(first) };
-        request::report_result(self.domain.device.nic.post_recvs(self.qpn, requests), first, bad)
+    pub(in crate::backend) fn post_recvs(&self, list: &mut RecvList) -> Result<(), PostErrno> {
+        let (posted_count, posted) =
+            post_result(self.domain.device.nic.post_recvs(self.qpn, list.requests()));
+        list.posted_count = posted_count;
+        posted
     }
 
-    pub(crate) fn destroy(&self) -> Result<()> {
+    pub(in crate::backend) fn destroy(&self) -> Result<()> {
         if self.domain.device.is_owned() && !self.destroyed.swap(true, Ordering::Relaxed) {
             self.domain.device.nic.destroy_qp(self.qpn);
             self.applied.lock().close_path();
@@ -215,6 +224,3 @@ fn ready_to_send(ready: &ReadyToSend, transport: Transport) -> Result<proto::Rea
 fn invalid_code(attribute: &'static str) -> Error {
     Error::InvalidRequest { reason: format!("{attribute} must be a code from 0 to 31").into() }
 }
-
-/// The maximum number of bytes of an inline request.
-const MAX_INLINE: u32 = 1024;

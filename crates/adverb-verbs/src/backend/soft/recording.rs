@@ -6,12 +6,16 @@ use adverb_proto::trace::{RecorderOptions, Recording, StopCause};
 use adverb_soft::Channel;
 
 use super::{Device, nic_error};
-use crate::backend::clock_origin;
 use crate::error::{Error, Result};
-use crate::recording::{StopSignal, already_recording};
+use crate::os::clock_origin;
+use crate::recorder::{StopSignal, already_recording};
 
 impl Device {
-    pub(crate) fn start_recording(&self, name: &str, options: &RecorderOptions) -> Result<StopSignal> {
+    pub(in crate::backend) fn start_recording(
+        &self,
+        name: &str,
+        options: &RecorderOptions,
+    ) -> Result<StopSignal> {
         let action = || format!("starting a recording of {name}");
         let channel = Channel::new().map_err(|error| Error::Verb {
             action: action(),
@@ -26,15 +30,15 @@ impl Device {
         Ok(channel)
     }
 
-    pub(crate) fn stop_recording(&self, name: &str) -> Option<Recording> {
+    pub(in crate::backend) fn stop_recording(&self, name: &str) -> Option<Recording> {
         self.nic.stop_recording(name, clock_origin(self.nic.clock_origin()))
     }
 
-    pub(crate) fn snapshot_recording(&self, name: &str) -> Option<Recording> {
+    pub(in crate::backend) fn snapshot_recording(&self, name: &str) -> Option<Recording> {
         self.nic.snapshot_recording(name, clock_origin(self.nic.clock_origin()))
     }
 
-    pub(crate) fn recording_stop_cause(&self) -> Option<StopCause> {
+    pub(in crate::backend) fn recording_stop_cause(&self) -> Option<StopCause> {
         self.nic.recording_stop_cause()
     }
 }

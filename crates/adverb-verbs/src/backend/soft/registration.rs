@@ -16,7 +16,7 @@ pub(crate) struct Registration {
 }
 
 impl Registration {
-    pub(crate) fn new(
+    pub(in crate::backend) fn new(
         domain: &Arc<ProtectionDomain>,
         memory: &dyn Memory,
         iova: Option<u64>,
@@ -40,18 +40,18 @@ impl Registration {
     }
 
     /// Returns an error: the software NIC can't access the memory of other devices.
-    pub(crate) fn of_dmabuf(domain: &ProtectionDomain) -> Result<Registration> {
+    pub(in crate::backend) fn of_dmabuf(domain: &ProtectionDomain) -> Result<Registration> {
         Err(Error::Unsupported {
             feature: format!("registering a dma-buf with {}", domain.device.name).into(),
             hint: "map the dma-buf, and register the mapping".into(),
         })
     }
 
-    pub(crate) fn keys(&self) -> MemoryKeys {
+    pub(in crate::backend) fn keys(&self) -> MemoryKeys {
         self.keys
     }
 
-    pub(crate) fn deregister(&self) -> Result<()> {
+    pub(in crate::backend) fn deregister(&self) -> Result<()> {
         if !self.domain.device.is_owned() || self.deregistered.swap(true, Ordering::Relaxed) {
             return Ok(());
         }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use adverb_proto::{Srq, SrqConfig};
-use adverb_sys::ibv_recv_wr;
 
 use super::device::{MAX_DEPTH, MAX_SEGMENTS};
-use super::{ProtectionDomain, nic_error, request};
-use crate::backend::request_list::Chain;
+use super::request_list::{RecvList, post_result};
+use super::{ProtectionDomain, nic_error};
+use crate::backend::PostErrno;
 use crate::error::{Error, Result};
 
 pub(crate) struct SharedReceiveQueue {
@@ -20,7 +20,7 @@ pub(crate) struct SharedReceiveQueue {
 impl SharedReceiveQueue {
     /// Creates a queue, and returns it with the maximum number of segments of a request. Events of the queue contain
     /// `id`.
-    pub(crate) fn new(
+    pub(in crate::backend) fn new(
         domain: &Arc<ProtectionDomain>,
         depth: u32,
         segments: u32,
@@ -53,19 +53,20 @@ impl SharedReceiveQueue {
     }
 
     #[cold]
-    pub(crate) fn post_recvs(&self, Chain { first, bad }: Chain<'_, ibv_recv_wr>) -> libc::c_int {
-        // SAFETY: a chain ends with a null pointer, and its segments are readable.
-        let requests = unsafe { request::recv_requests(first) };
-        request::report_result(self.domain.device.nic.post_srq_recvs(self.srq, requests), first, bad)
+    pub(in crate::backend) fn post_recvs(&self, list: &mut RecvList) -> Result<(), PostErrno> {
+        let posted = self.domain.device.nic.post_srq_recvs(self.srq, list.requests());
+        let (posted_count, posted) = post_result(posted);
+        list.posted_count = posted_count;
+        posted
     }
 
     /// Requests an event for when fewer than `limit` requests remain.
-    pub(crate) fn arm(&self, limit: u32) -> Result<()> {
+    pub(in crate::backend) fn arm(&self, limit: u32) -> Result<()> {
         let armed = self.domain.device.nic.arm_srq(self.srq, limit);
         armed.map_err(|error| nic_error(error, "setting the limit of a shared receive queue".to_owned()))
     }
 
-    pub(crate) fn destroy(&self) -> Result<()> {
+    pub(in crate::backend) fn destroy(&self) -> Result<()> {
         let device = &self.domain.device;
         if !device.is_owned() || self.destroyed.swap(true, Ordering::Relaxed) {
             return Ok(());

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, fence};
 
+use adverb_proto::types::Access;
+
 use super::Shared;
+use crate::device::ProtectionDomain;
 use crate::error::{Error, Result};
 use crate::memory::{Pages, Region};
-use crate::{Access, ProtectionDomain};
 
 /// Registered memory, divided into slots of one length.
 pub(in crate::memory) struct Chunk {

@@ -10,12 +10,13 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-pub(super) use chunk::{Chunk, Slot};
+use lock::Lock;
 
 use super::PoolBuf;
-use crate::ProtectionDomain;
+use crate::device::ProtectionDomain;
 use crate::error::{Error, Result};
-use lock::Lock;
+
+pub(super) use chunk::{Chunk, Slot};
 
 /// An allocator of registered memory, for buffers of up to 1 GiB. A clone is another handle to the same pool.
 ///

@@ -126,7 +126,7 @@ extern "C" fn replace_in_child() {
         let descriptor = entry.load(Ordering::Relaxed);
         if descriptor != NONE {
             // SAFETY: a guarded descriptor is open, and its owner doesn't run in the child. The call is async-signal-safe.
-            unsafe { libc::dup2(file.as_raw_fd(), descriptor) };
+            unsafe { libc::dup3(file.as_raw_fd(), descriptor, libc::O_CLOEXEC) };
         }
     }
     for (start, length) in &MAPPINGS {

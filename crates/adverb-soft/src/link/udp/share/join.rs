@@ -6,8 +6,10 @@
 //!
 //! - Each process holds the sockets with lower indexes than its own, so the kernel closes only sockets behind those of all
 //!   living processes.
-//! - Only one process joins at a time. It gets the sockets of the last process, and takes the first free share: with the
-//!   socket of the share if it got that, or else with a new socket.
+//! - A joining process gets the sockets of the last process, and takes the first free share: with the socket of the share if
+//!   it got that, or else with a new socket. It also opens sockets for the shares before it whose names another user has.
+//! - Usually, one process joins at a time. Others wait for it, unless it takes too long, or another user has the name. So
+//!   a process that joins waits for the response of each process that has a share, also if that is still joining.
 //! - A process that ends loses its names and its sockets one after the other. So a joining process asks again if another
 //!   process ends before it has responded, and [waits](await_own_packets) until the kernel delivers the packets of its
 //!   share to its new socket. That socket is the last one, so it gets the right index when the sockets of ended processes
@@ -20,13 +22,15 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::socket::sockopt::RcvBuf;
 use nix::sys::socket::{MsgFlags, getsockopt};
+use nix::unistd::Uid;
 
 use super::files;
-use super::message::Message;
-use super::names::{Name, Names};
+use super::message::{Message, VERSION};
+use super::names::{Holder, Name, Names};
 use super::program;
 use crate::link::AddressShare;
 use crate::link::udp::{UdpConfig, socket};
@@ -45,8 +49,11 @@ pub(super) struct Membership {
     pub(super) receive_buffer_bytes: usize,
 }
 
-/// The maximum time to wait until another process has joined.
+/// The maximum time to wait until other processes have joined.
 const MAX_JOIN_WAIT: Duration = Duration::from_secs(5);
+
+/// The maximum time until a name that can't be connected to is taken for another user's. The queue of the name may be full.
+const MAX_LOOKUP_WAIT: Duration = Duration::from_millis(200);
 
 /// The maximum time to wait for the sockets of other processes, and until processes that are ending have ended.
 const MAX_SETTLE_WAIT: Duration = Duration::from_secs(2);
@@ -54,44 +61,65 @@ const MAX_SETTLE_WAIT: Duration = Duration::from_secs(2);
 /// The maximum time to wait for the response of a process.
 const MAX_RESPONSE_WAIT: Duration = Duration::from_secs(1);
 
-/// The time to wait for a packet to oneself before another one is sent.
+/// The maximum time to wait for packets to oneself before the process asks the others again.
+const MAX_PROBE_TIME: Duration = Duration::from_millis(50);
+
+/// The maximum time to wait before a name is tried again, or another packet is sent to oneself.
 const PROBE_WAIT: Duration = Duration::from_millis(1);
 
 /// The maximum number of stale packets that are dropped when a process takes over the share of one that has ended.
 const MAX_STALE_PACKETS: usize = 1 << 16;
 
 impl Membership {
-    /// Joins the processes that share an address. This process may be the first one.
+    /// Joins the processes of a user that share an address. This process may be the first one.
     ///
     /// # Errors
     ///
-    /// - Returns `AddrInUse` if another user's socket has the address, if 128 processes share it, or if another process
-    ///   takes too long to join.
+    /// - Returns `AddrInUse` if another user's socket has the address, if 128 processes share it, or if they have another
+    ///   version of the protocol.
     /// - Returns other errors as [`UdpLink::open`](crate::link::UdpLink::open).
-    pub(super) fn join(local: SocketAddr, config: &UdpConfig) -> io::Result<Membership> {
-        let names = Names::new(local);
-        // No other process can join until this listener is dropped.
-        let _joining = claim_joining(&names, local)?;
-        let deadline = Instant::now() + MAX_SETTLE_WAIT;
+    pub(super) fn join(local: SocketAddr, user: Uid, config: &UdpConfig) -> io::Result<Membership> {
+        let names = Names::new(local, user);
+        // Usually, no other process joins until this listener is dropped.
+        let _joining = claim_joining(&names);
+        let start = Instant::now();
+        let deadline = start + MAX_SETTLE_WAIT;
         // A stopped process is asked only once.
         let mut silent = Vec::new();
         loop {
-            let peers = Peers::find(&names, local, &mut silent);
+            let peers = Peers::find(&names, local, start + MAX_LOOKUP_WAIT, &mut silent)?;
+            if peers.present.is_empty() && !peers.others.is_empty() {
+                // If another user has the port, too, this process takes no name.
+                socket::open_shared_receiving(local, config)?;
+            }
             let (share, listener) = claim_share(&names, local)?;
             let index = usize::from(share.index());
-            let Peers { sockets: mut lower, present } = peers;
+            let Peers { sockets: mut lower, present, others } = peers;
             if index < lower.len() {
                 lower.truncate(index + 1);
-                let (own, receive_buffer_bytes) = take_over(lower.pop())?;
+                let (own, receive_buffer_bytes) = take_over(lower.pop(), config)?;
                 return Ok(Membership { names, share, listener, own, lower, receive_buffer_bytes });
             }
             // After the deadline, this process joins anyway: packets that reach the wrong process are passed on.
             let is_late = Instant::now() >= deadline;
             // The shares from `lower.len()` to `index` are claimed, but a process that is ending may have closed its
             // socket already.
-            let are_shares_between_present = (lower.len()..index)
-                .all(|index| present.iter().any(|share| usize::from(share.index()) == index));
-            if are_shares_between_present || is_late {
+            let is_known = |index| {
+                let mut known = present.iter().chain(&others);
+                known.any(|share| usize::from(share.index()) == index)
+            };
+            let are_shares_between_known =
+                (lower.len()..index).all(is_known) || start.elapsed() >= MAX_LOOKUP_WAIT;
+            if are_shares_between_known || is_late {
+                let end = present.iter().map(|share| usize::from(share.index()) + 1).max().unwrap_or(0);
+                // The other shares have no sockets, as far as this process can tell: it opens sockets in their places, which
+                // no process reads. Without the sockets of a process that doesn't respond, their indexes aren't known.
+                // After the deadline, the check below has failed, so that such a socket may be in a process's place.
+                while !is_late && end <= lower.len() && lower.len() < index {
+                    let (placeholder, _) = socket::open_shared_receiving(local, config)?;
+                    socket::minimize_receive_buffer(&placeholder);
+                    lower.push(placeholder);
+                }
                 let (own, receive_buffer_bytes) = socket::open_shared_receiving(local, config)?;
                 if present.is_empty() {
                     // No other process has joined yet. A dispatcher attaches the program again later.
@@ -103,7 +131,7 @@ impl Membership {
                 }
             }
             drop(listener);
-            std::thread::sleep(Duration::from_micros(200));
+            std::thread::sleep(random_time(PROBE_WAIT));
         }
     }
 }
@@ -112,17 +140,36 @@ impl Membership {
 struct Peers {
     /// The sockets of the processes, in the kernel's order: all of them unless a process doesn't respond.
     sockets: Vec<UdpSocket>,
-    /// The shares of the processes that have not ended.
+    /// The shares of this user's processes that have not ended.
     present: Vec<AddressShare>,
+    /// The shares whose names other users have.
+    others: Vec<AddressShare>,
 }
 
 impl Peers {
-    /// Finds the processes, and requests their sockets. A process that doesn't respond is added to `silent`, and the
-    /// processes in `silent` aren't asked.
-    fn find(names: &Names, local: SocketAddr, silent: &mut Vec<AddressShare>) -> Peers {
-        let connect = |share| Some((share, names.connect(Name::Share(share)).ok().flatten()?));
-        let connections: Vec<(AddressShare, UnixStream)> = shares().filter_map(connect).collect();
-        let mut peers = Peers { sockets: Vec::new(), present: Vec::new() };
+    /// Finds the processes, and requests their sockets. Names that can't be connected to before the deadline are taken for
+    /// other users'. A process that doesn't respond is added to `silent`, and the processes in `silent` aren't asked.
+    fn find(
+        names: &Names,
+        local: SocketAddr,
+        deadline: Instant,
+        silent: &mut Vec<AddressShare>,
+    ) -> io::Result<Peers> {
+        let mut peers = Peers { sockets: Vec::new(), present: Vec::new(), others: Vec::new() };
+        let mut connections = Vec::new();
+        for share in shares() {
+            let mut holder = names.connect(Name::Share(share));
+            while holder.is_err() && Instant::now() < deadline {
+                std::thread::sleep(random_time(PROBE_WAIT));
+                holder = names.connect(Name::Share(share));
+            }
+            match holder {
+                Ok(Holder::OwnUser(connection)) => connections.push((share, connection)),
+                Err(error) if is_descriptor_shortage(&error) => return Err(error),
+                Ok(Holder::OtherUser) | Err(_) => peers.others.push(share),
+                Ok(Holder::Absent) => {}
+            }
+        }
         let mut has_all = false;
         // The last process has all sockets.
         for (share, connection) in connections.iter().rev() {
@@ -130,7 +177,9 @@ impl Peers {
                 peers.present.push(*share);
                 continue;
             }
-            match request_sockets(connection, local) {
+            // Usually, no process is stopped. If several are, this process doesn't wait for long.
+            let max_wait = if silent.is_empty() { MAX_RESPONSE_WAIT } else { MAX_RESPONSE_WAIT / 10 };
+            match request_sockets(connection, local, max_wait)? {
                 Response::Sockets(sockets) => {
                     has_all = sockets.len() > usize::from(share.index());
                     peers.present.push(*share);
@@ -143,34 +192,58 @@ impl Peers {
                     silent.push(*share);
                 }
                 Response::Ended => {}
+                Response::OtherVersion(version) => {
+                    let text = format!(
+                        "processes with version {version} of the protocol have a software device at {}, and this one has \
+                         version {VERSION}: use another address, or the same release of Adverb",
+                        local.ip()
+                    );
+                    return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
+                }
             }
         }
-        peers
+        Ok(peers)
     }
 }
 
-/// Waits until no other process is joining.
-fn claim_joining(names: &Names, local: SocketAddr) -> io::Result<UnixListener> {
+/// Waits until no other process is joining, and claims the name that shows it. Returns `None` if another user has the name,
+/// or the other processes take too long: this process then joins at the same time.
+fn claim_joining(names: &Names) -> Option<UnixListener> {
     let deadline = Instant::now() + MAX_JOIN_WAIT;
+    let mut failed_since = None;
     loop {
         match names.claim(Name::Joining) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
-            claimed => return claimed,
+            claimed => return claimed.ok(),
         }
-        if Instant::now() >= deadline {
-            let text = format!(
-                "another process has been opening a software device at {} for {} s: end it, or use another address",
-                local.ip(),
-                MAX_JOIN_WAIT.as_secs()
-            );
-            return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
+        match names.connect(Name::Joining) {
+            // The connection ends when the other process has joined. Then all waiting processes try again, so that each
+            // is the next one with the same probability.
+            Ok(Holder::OwnUser(connection)) => {
+                failed_since = None;
+                if !await_readable(&connection, deadline) || Instant::now() >= deadline {
+                    return None;
+                }
+            }
+            Ok(Holder::OtherUser) => return None,
+            Ok(Holder::Absent) | Err(_) => {
+                if failed_since.get_or_insert_with(Instant::now).elapsed() >= MAX_LOOKUP_WAIT {
+                    return None;
+                }
+                std::thread::sleep(random_time(PROBE_WAIT));
+            }
         }
-        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
+/// Returns a random time of at most `max`.
+fn random_time(max: Duration) -> Duration {
+    // Without a random number, all processes wait for the same time.
+    max.mul_f64(f64::from(getrandom::u32().unwrap_or(u32::MAX)) / f64::from(u32::MAX))
+}
+
 /// Returns all shares.
-fn shares() -> impl Iterator<Item = AddressShare> {
+pub(super) fn shares() -> impl Iterator<Item = AddressShare> {
     (0..AddressShare::MAX_COUNT).filter_map(AddressShare::new)
 }
 
@@ -198,23 +271,46 @@ enum Response {
     Ended,
     /// The process did not respond in time.
     Silent,
+    /// The process has this version of the protocol.
+    OtherVersion(u8),
 }
 
 /// Requests the sockets that another process has.
-fn request_sockets(peer: &UnixStream, local: SocketAddr) -> Response {
+///
+/// # Errors
+///
+/// Returns an error if this process has no descriptors for the sockets.
+fn request_sockets(peer: &UnixStream, local: SocketAddr, max_wait: Duration) -> io::Result<Response> {
     let mut request = Vec::new();
     Message::Join.emit(&mut request);
-    if nix::sys::socket::send(peer.as_raw_fd(), &request, MsgFlags::MSG_NOSIGNAL).is_err() {
-        return Response::Ended;
+    // A process with another version closes the connection, but its response is there.
+    let _ = nix::sys::socket::send(peer.as_raw_fd(), &request, MsgFlags::MSG_NOSIGNAL);
+    if !await_readable(peer, Instant::now() + max_wait) {
+        return Ok(Response::Silent);
     }
-    if !await_readable(peer, Instant::now() + MAX_RESPONSE_WAIT) {
-        return Response::Silent;
+    let mut response = [0; 16];
+    let mut received = files::receive(peer, &mut response);
+    if matches!(&received, Err(error) if error.kind() == io::ErrorKind::ConnectionReset) {
+        // The process has closed the connection without reading the request. Its response follows the error.
+        received = files::receive(peer, &mut response);
     }
+    let (length, files) = match received {
+        Ok(received) => received,
+        Err(error) if is_descriptor_shortage(&error) => return Err(error),
+        Err(_) => return Ok(Response::Ended),
+    };
+    let sockets: Vec<UdpSocket> = files.into_iter().map(UdpSocket::from).collect();
     let has_address = |socket: &UdpSocket| socket.local_addr().is_ok_and(|address| address == local);
-    match receive_sockets(peer) {
-        Ok(sockets) if sockets.iter().all(has_address) => Response::Sockets(sockets),
+    Ok(match Message::parse(&response[..length]) {
+        Some(Message::Sockets) if sockets.iter().all(has_address) => Response::Sockets(sockets),
+        Some(Message::Hello(version)) => Response::OtherVersion(version),
         _ => Response::Ended,
-    }
+    })
+}
+
+/// Whether the process, or the system, has no free descriptor.
+fn is_descriptor_shortage(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 /// Waits until a socket is readable, and returns whether it is.
@@ -230,19 +326,10 @@ fn await_readable(socket: &impl AsFd, deadline: Instant) -> bool {
     }
 }
 
-/// Receives the response to [`Message::Join`].
-fn receive_sockets(peer: &UnixStream) -> io::Result<Vec<UdpSocket>> {
-    let mut response = [0; 16];
-    let (length, files) = files::receive(peer, &mut response)?;
-    match Message::parse(&response[..length]) {
-        Some(Message::Sockets) => Ok(files.into_iter().map(UdpSocket::from).collect()),
-        _ => Err(io::ErrorKind::InvalidData.into()),
-    }
-}
-
 /// Takes over the socket of a process that has ended, and drops the packets that were sent to that process.
-fn take_over(socket: Option<UdpSocket>) -> io::Result<(UdpSocket, usize)> {
+fn take_over(socket: Option<UdpSocket>, config: &UdpConfig) -> io::Result<(UdpSocket, usize)> {
     let socket = socket.ok_or(io::ErrorKind::NotFound)?;
+    socket::set_receive_buffer(&socket, config)?;
     socket::set_timestamps(&socket, false)?;
     let mut byte = [0];
     for _ in 0..MAX_STALE_PACKETS {
@@ -256,16 +343,19 @@ fn take_over(socket: Option<UdpSocket>) -> io::Result<(UdpSocket, usize)> {
 }
 
 /// Waits until the kernel delivers the packets of a share to its socket, and returns whether it does. Drops all packets
-/// that arrive until then: the process has no queue pairs yet.
+/// that arrive until then: the process has no queue pairs yet. If another process joins at once, both may have the wrong
+/// sockets, so each waits for another time before it asks the others again.
 fn await_own_packets(socket: &UdpSocket, local: SocketAddr, share: AddressShare, deadline: Instant) -> bool {
     // No RoCEv2 packet is as short, so any other receiver drops it.
     let probe = [std::process::id().to_be_bytes(), share.qpn(u32::MAX).to_be_bytes()].concat();
+    let deadline = deadline.min(Instant::now() + MAX_PROBE_TIME / 2 + random_time(MAX_PROBE_TIME / 2));
     while Instant::now() < deadline {
         // The kernel may have no memory for the packet. Another one is sent later.
         let _ = socket.send_to(&probe, local);
         await_readable(socket, Instant::now() + PROBE_WAIT);
         let mut received = [0; 16];
-        while let Ok((length, source)) = socket.recv_from(&mut received) {
+        for _ in 0..MAX_STALE_PACKETS {
+            let Ok((length, source)) = socket.recv_from(&mut received) else { break };
             if received[..length] == probe && source == local {
                 return true;
             }

@@ -9,10 +9,15 @@ use crate::link::MAX_GSO_PACKETS;
 /// A message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Message<'a> {
+    /// The first message of each connection: the version of the protocol. A process closes a connection with another
+    /// version, and responds with its own one. All versions have this message.
+    Hello(u8),
     /// A request for the sockets at the address.
     Join,
     /// The response: file descriptors accompany the message.
     Sockets,
+    /// The process with this share chooses the dispatcher, and watches the other process by this connection.
+    Election(u8),
     /// A ring for packets, whose file accompanies the message.
     Ring,
     /// A ring has packets, and the other process sleeps.
@@ -39,6 +44,14 @@ const WAKE: u8 = 3;
 const RING: u8 = 5;
 const PACKETS_V4: u8 = 4;
 const PACKETS_V6: u8 = 6;
+const HELLO: u8 = 7;
+const ELECTION: u8 = 8;
+
+/// The version of the protocol: of the messages, and of the format of rings.
+pub(super) const VERSION: u8 = 3;
+
+/// The bytes of [`Message::Hello`] with the version of this process.
+pub(super) const HELLO_MESSAGE: [u8; 2] = [HELLO, VERSION];
 
 /// The bytes of [`Message::Wake`].
 pub(super) const WAKE_MESSAGE: [u8; 1] = [WAKE];
@@ -52,8 +65,10 @@ impl<'a> Message<'a> {
     pub(super) fn emit(&self, out: &mut Vec<u8>) {
         out.clear();
         let packets = match self {
+            Message::Hello(version) => return out.extend([HELLO, *version]),
             Message::Join => return out.push(JOIN),
             Message::Sockets => return out.push(SOCKETS),
+            Message::Election(share) => return out.extend([ELECTION, *share]),
             Message::Ring => return out.push(RING),
             Message::Wake => return out.push(WAKE),
             Message::Packets(packets) => packets,
@@ -75,8 +90,10 @@ impl<'a> Message<'a> {
     /// Parses a message. Returns `None` if the bytes aren't a message.
     pub(super) fn parse(message: &'a [u8]) -> Option<Message<'a>> {
         match message {
+            [HELLO, version] => return Some(Message::Hello(*version)),
             [JOIN] => return Some(Message::Join),
             [SOCKETS] => return Some(Message::Sockets),
+            [ELECTION, share] => return Some(Message::Election(*share)),
             [RING] => return Some(Message::Ring),
             [WAKE] => return Some(Message::Wake),
             _ => {}
@@ -136,8 +153,10 @@ mod tests {
             bytes: b"",
         };
         for message in [
+            Message::Hello(VERSION),
             Message::Join,
             Message::Sockets,
+            Message::Election(127),
             Message::Ring,
             Message::Wake,
             packet("192.0.2.7:49152", Some(0)),
@@ -160,7 +179,7 @@ mod tests {
         for length in 0..bytes.len() {
             assert_eq!(Message::parse(&bytes[..length]), None);
         }
-        bytes[0] = 7;
+        bytes[0] = 9;
         assert_eq!(Message::parse(&bytes), None);
         let long = [0; MAX_GSO_PACKETS * 2 + 1];
         Message::Packets(Packets { segment: 2, bytes: &long, ..packet }).emit(&mut bytes);

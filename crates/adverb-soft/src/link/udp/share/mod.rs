@@ -15,6 +15,7 @@
 //! writes them into a [ring] in memory that it shares with the process of the queue pair. A process that reads slowly loses
 //! no packets unless its ring stays full for [a while](outbound).
 
+mod accept;
 mod dispatch;
 mod election;
 mod files;
@@ -27,31 +28,39 @@ mod program;
 mod ring;
 #[cfg(test)]
 mod tests;
+mod token;
+mod user;
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use adverb_wire::cm::ServiceId;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{ControlMessage, MsgFlags};
+use nix::unistd::Uid;
 
 use super::UdpConfig;
 use super::message::{Datagram, MAX_GSO_BYTES};
 use crate::channel::Channel;
 use crate::link::{AddressShare, TxPacket};
+use accept::Acceptor;
 use dispatch::Target;
 pub(super) use dispatch::have_same_process;
 use election::{Action, Election, Input};
 pub(super) use fork::Guarded;
 use join::Membership;
 use message::{Message, PACKETS_HEADER_LEN, Packets};
-use names::{Name, Names};
+use names::{Holder, Name, Names};
 use outbound::{Outbound, Sent};
+#[cfg(fuzzing)]
+pub use ring::fuzzing;
 use ring::{MAX_MESSAGE_LEN, Reader, wakeup_fence};
+use token::Token;
+pub(super) use user::verifiable as verifiable_user;
 
 /// The state of a process that shares an address.
 #[derive(Debug)]
@@ -78,10 +87,7 @@ pub(super) struct SharedAddress {
     rings: Vec<Ring>,
     /// The index of the ring that is read first, so that each ring is read first in turn.
     first_ring: usize,
-    /// The listeners with connections that could not be accepted yet.
-    unfinished_accepts: Vec<u64>,
-    /// The time at which these listeners try again.
-    accept_at: Option<Instant>,
+    acceptor: Acceptor,
     /// Whether a thread may sleep on the descriptor.
     wants_wakeup: bool,
     /// Whether the next receive reads the sources, because a thread may have slept on the descriptor.
@@ -105,10 +111,24 @@ pub(super) struct SharedAddress {
 enum Source {
     /// A name of this process.
     Listener(Guarded<UnixListener>, Name),
+    /// A connection to a name of this process, whose first message was not read yet.
+    Accepted(Guarded<UnixStream>, Name),
     /// A connection to a name of this process.
     Inbound(Guarded<UnixStream>, Name),
-    /// The connection to the dispatcher. It ends with the dispatcher.
-    Dispatcher(Guarded<UnixStream>),
+    /// The connection with a process with a lower share, which ends with that process. A process has at most one.
+    Lower(Guarded<UnixStream>),
+    /// The connection with the process with this share, which is higher.
+    Higher(Guarded<UnixStream>, AddressShare),
+}
+
+impl Source {
+    /// Returns the name of this process to which the source is a connection.
+    const fn inbound_name(&self) -> Option<Name> {
+        match self {
+            Source::Accepted(_, name) | Source::Inbound(_, name) => Some(*name),
+            Source::Listener(..) | Source::Lower(_) | Source::Higher(..) => None,
+        }
+    }
 }
 
 /// A ring that another process writes packets into.
@@ -135,19 +155,13 @@ enum RingState {
     Ended,
 }
 
-/// The number of the event of the wake channel.
-const WAKE_CHANNEL: u64 = u64::MAX / 2;
-
 /// The maximum number of messages that are read from a ring before the next ring.
 const MAX_RING_BATCH: usize = 16;
 
 /// The number of receives per read of the sources, unless a thread may have slept. Each read is a system call.
 const CALLS_PER_READ: u32 = 64;
 
-/// The maximum number of connections that a process accepts: those of all other processes to a few names.
-const MAX_INBOUND: usize = 1024;
-
-/// The maximum number of connections accepted, or messages read, before another source is served.
+/// The maximum number of messages read before another source is served.
 const MAX_BATCH: usize = 64;
 
 /// The maximum length of packets in one message.
@@ -158,9 +172,6 @@ const _: () = assert!(MAX_GSO_BYTES <= MAX_PACKETS_LEN, "a batch fits into a mes
 /// The number of receives per read of the UDP socket while no thread may sleep, other processes have rings, and the socket
 /// had no packets.
 const CALLS_PER_UDP_READ: u32 = 4;
-
-/// The time after which a process without a free file descriptor tries again to accept a connection.
-const ACCEPT_RETRY_TIME: Duration = Duration::from_millis(100);
 
 /// The result of [`SharedAddress::send`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -174,16 +185,17 @@ pub(super) enum Delivery {
 }
 
 impl SharedAddress {
-    /// Joins the processes that share an address. Returns the state, the receiving socket, and the size of its buffer.
+    /// Joins the processes of a user that share an address. Returns the state, the receiving socket, and the size of its buffer.
     ///
     /// # Errors
     ///
     /// Returns the same errors as [`Membership::join`].
     pub(super) fn open(
         local: SocketAddr,
+        user: Uid,
         config: &UdpConfig,
     ) -> io::Result<(SharedAddress, Guarded<UdpSocket>, usize)> {
-        let membership = Membership::join(local, config)?;
+        let membership = Membership::join(local, user, config)?;
         let Membership { names, share, listener, own, lower, receive_buffer_bytes } = membership;
         let now = Instant::now();
         let mut shared = SharedAddress {
@@ -202,8 +214,7 @@ impl SharedAddress {
             received: vec![0; MAX_MESSAGE_LEN],
             rings: Vec::new(),
             first_ring: 0,
-            unfinished_accepts: Vec::new(),
-            accept_at: None,
+            acceptor: Acceptor::default(),
             wants_wakeup: true,
             must_serve: true,
             wake_channel: Channel::new()?,
@@ -213,7 +224,7 @@ impl SharedAddress {
             passed_on: 0,
             not_passed_on: 0,
         };
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, WAKE_CHANNEL);
+        let event = Token::WakeChannel.event(EpollFlags::EPOLLIN);
         shared.readiness.add(&shared.wake_channel, event)?;
         shared.add(Source::Listener(Guarded::new(listener), Name::Share(share)))?;
         shared.run_election(Input::Timeout, now);
@@ -229,7 +240,7 @@ impl SharedAddress {
     /// Returns the number of packets that were passed on to other processes, and the number of packets that could not
     /// be passed on.
     pub(super) const fn passed_packets(&self) -> (u64, u64) {
-        (self.passed_on, self.not_passed_on)
+        (self.passed_on, self.not_passed_on + self.outbound.lost_packets())
     }
 
     /// Returns the descriptor that is readable when [`receive`](SharedAddress::receive) has work.
@@ -239,7 +250,7 @@ impl SharedAddress {
 
     /// Returns the time of the next call to [`receive`](SharedAddress::receive).
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.election.deadline().into_iter().chain(self.accept_at).min()
+        self.election.deadline().into_iter().chain(self.acceptor.deadline()).min()
     }
 
     /// Returns whether this process must handle a packet from the socket: the packet is for it, or it needs a reply
@@ -259,7 +270,18 @@ impl SharedAddress {
             Target::Connection(share) => (Name::Share(share), true),
             Target::Service(service) => (Name::Service(service), true),
         };
+        // A process that replies must know whether the other one has started. Other packets are only dropped.
+        let share = match name {
+            Name::Share(share) if !replies_if_absent => Some(share),
+            _ => None,
+        };
+        if share.is_some_and(|share| self.outbound.is_absent(share)) {
+            return false;
+        }
         let is_absent = self.pass_on(name, datagram);
+        if let Some(share) = share.filter(|_| is_absent) {
+            self.outbound.record_absence(share);
+        }
         is_absent && replies_if_absent
     }
 
@@ -301,7 +323,7 @@ impl SharedAddress {
         })
         .emit(&mut self.buffer);
         let pieces = std::iter::once(&*self.buffer).chain(batch.iter().map(|packet| packet.bytes));
-        match self.outbound.write(&self.names, &self.readiness, share, pieces) {
+        match self.outbound.write(&self.names, &self.readiness, share, batch.len(), pieces) {
             Sent::Accepted => Delivery::Accepted,
             Sent::Full => Delivery::Full,
             Sent::Stuck => {
@@ -453,34 +475,38 @@ impl SharedAddress {
         let Ok(event_count) = self.readiness.wait(&mut events, EpollTimeout::ZERO) else { return 0 };
         let mut count = 0;
         for event in &events[..event_count] {
-            let number = event.data();
+            let number = match Token::of(event) {
+                Token::Source(number) => number,
+                Token::Ring(number) => {
+                    self.outbound.end(number);
+                    continue;
+                }
+                Token::WakeChannel => {
+                    self.has_wake_event = false;
+                    _ = self.wake_channel.take();
+                    continue;
+                }
+            };
             match self.sources.get(&number) {
                 Some(Source::Listener(..)) => {
-                    self.unfinished_accepts.retain(|unfinished| *unfinished != number);
-                    self.unfinished_accepts.push(number);
-                    self.accept_at = Some(now);
+                    self.acceptor.add(number, now);
                 }
-                Some(Source::Inbound(..)) => {
+                Some(Source::Accepted(..) | Source::Inbound(..)) => {
                     count += self.receive_from(number, max.saturating_sub(count), each);
                 }
-                Some(Source::Dispatcher(_)) => {
+                Some(Source::Lower(_)) => {
                     self.remove(number);
                     self.run_election(Input::ConnectionLost, now);
                 }
-                None if number == WAKE_CHANNEL => {
-                    self.has_wake_event = false;
-                    _ = self.wake_channel.take();
+                Some(Source::Higher(..)) => {
+                    self.remove(number);
+                    self.run_election(Input::HigherChanged, now);
                 }
-                None => self.outbound.end(number),
+                // An earlier event has removed the source.
+                None => {}
             }
         }
-        let mut has_accepted = false;
-        if self.accept_at.is_some_and(|time| time <= now) {
-            self.accept_at = None;
-            for listener in std::mem::take(&mut self.unfinished_accepts) {
-                has_accepted |= self.accept(listener, now);
-            }
-        }
+        let has_accepted = self.acceptor.deadline().is_some_and(|time| time <= now) && self.accept(now);
         // More events may be pending, and a new connection has its first message.
         if count > 0 || has_accepted || event_count == events.len() {
             self.calls_left = 1;
@@ -517,70 +543,36 @@ impl SharedAddress {
         self.remove(number);
         // Another process may claim the service from now on, so the other processes must connect again.
         let name = Name::Service(service);
-        let is_open =
-            |source: &mut Source| !matches!(source, Source::Inbound(_, inbound) if *inbound == name);
-        self.sources.retain(|_, source| is_open(source));
-        self.inbound_count =
-            self.sources.values().filter(|source| matches!(source, Source::Inbound(..))).count();
+        self.sources.retain(|_, source| source.inbound_name() != Some(name));
+        self.inbound_count = self.sources.values().filter(|source| source.inbound_name().is_some()).count();
     }
 
     /// Adds a source, and returns its number.
     fn add(&mut self, source: Source) -> io::Result<u64> {
         let number = self.next_source;
-        let event = |flags| EpollEvent::new(EpollFlags::EPOLLIN | flags, number);
         match &source {
-            // The event is edge-triggered, so that a process without free file descriptors doesn't try to accept again
-            // and again.
-            Source::Listener(listener, _) => self.readiness.add(&**listener, event(EpollFlags::EPOLLET))?,
-            Source::Inbound(stream, _) | Source::Dispatcher(stream) => {
-                self.readiness.add(&**stream, event(EpollFlags::empty()))?;
+            Source::Listener(listener, _) => self.readiness.add(&**listener, accept::event(number))?,
+            Source::Accepted(stream, _)
+            | Source::Inbound(stream, _)
+            | Source::Lower(stream)
+            | Source::Higher(stream, _) => {
+                self.readiness.add(&**stream, Token::Source(number).event(EpollFlags::EPOLLIN))?;
             }
         }
         self.next_source += 1;
-        self.inbound_count += usize::from(matches!(source, Source::Inbound(..)));
+        self.inbound_count += usize::from(source.inbound_name().is_some());
         self.sources.insert(number, source);
         Ok(number)
     }
 
     /// Closes a source.
     fn remove(&mut self, number: u64) {
-        if let Some(Source::Inbound(..)) = self.sources.remove(&number) {
-            self.inbound_count -= 1;
-        }
+        let removed = self.sources.remove(&number);
+        self.inbound_count -= usize::from(removed.is_some_and(|source| source.inbound_name().is_some()));
         for ring in self.rings.iter_mut().filter(|ring| ring.source == number) {
             ring.state = RingState::Closed;
             ring.reader.close();
         }
-    }
-
-    /// Accepts connections to a name of this process, from processes of this user, and returns whether there were any. The
-    /// kernel reports each connection only once, so the process tries again later if it can't accept one now.
-    fn accept(&mut self, number: u64, now: Instant) -> bool {
-        let (mut has_accepted, mut retry_at) = (false, now);
-        for _ in 0..MAX_BATCH {
-            let Some(Source::Listener(listener, name)) = self.sources.get(&number) else {
-                return has_accepted;
-            };
-            let (stream, name) = match (listener.accept(), *name) {
-                (Ok((stream, _)), name) => (stream, name),
-                (Err(error), _) if error.kind() == io::ErrorKind::WouldBlock => return has_accepted,
-                (Err(_), _) => {
-                    retry_at = now + ACCEPT_RETRY_TIME;
-                    break;
-                }
-            };
-            has_accepted = true;
-            if self.names.is_own_user(&stream)
-                && self.inbound_count < MAX_INBOUND
-                && stream.set_nonblocking(true).is_ok()
-            {
-                // Without memory for the source, the connection is closed.
-                let _ = self.add(Source::Inbound(Guarded::new(stream), name));
-            }
-        }
-        self.unfinished_accepts.push(number);
-        self.accept_at = Some(self.accept_at.map_or(retry_at, |time| time.min(retry_at)));
-        has_accepted
     }
 
     /// Reads messages with about `max` packets from a connection, and returns the number of packets.
@@ -588,7 +580,11 @@ impl SharedAddress {
         let mut buffer = std::mem::take(&mut self.received);
         let mut count = 0;
         for _ in 0..MAX_BATCH {
-            let Some(Source::Inbound(stream, _)) = self.sources.get(&number) else { break };
+            let (stream, is_new) = match self.sources.get(&number) {
+                Some(Source::Accepted(stream, _)) => (stream, true),
+                Some(Source::Inbound(stream, _)) => (stream, false),
+                _ => break,
+            };
             if count >= max {
                 break;
             }
@@ -602,9 +598,14 @@ impl SharedAddress {
                 }
                 Ok(received) => received,
             };
+            if is_new {
+                self.greet(number, Message::parse(&buffer[..length]));
+                continue;
+            }
             match (Message::parse(&buffer[..length]), files.pop()) {
                 (Some(Message::Packets(packets)), _) => count += packets.pass_to(each),
                 (Some(Message::Join), _) => self.send_sockets(number),
+                (Some(Message::Election(share)), _) => self.watch(number, share),
                 (Some(Message::Wake), _) => {
                     let ring = self.rings.iter_mut().find(|ring| ring.source == number);
                     if let Some(ring) = ring {
@@ -624,7 +625,7 @@ impl SharedAddress {
                     }
                     Err(_) => self.remove(number),
                 },
-                (Some(Message::Sockets | Message::Ring) | None, _) => self.remove(number),
+                (Some(Message::Hello(_) | Message::Sockets | Message::Ring) | None, _) => self.remove(number),
             }
         }
         self.received = buffer;
@@ -654,33 +655,80 @@ impl SharedAddress {
         }
     }
 
-    /// Handles an input of the election of the dispatcher, and runs the resulting actions.
+    /// Handles an input of the [election] of the dispatcher, and runs the resulting actions.
     fn run_election(&mut self, input: Input, now: Instant) {
         let mut action = self.election.handle(input, now);
         while let Some(next) = action {
-            let input = match next {
-                Action::Claim => {
-                    let claimed = self.names.claim(Name::Dispatcher);
-                    match claimed.and_then(|listener| {
-                        self.add(Source::Listener(Guarded::new(listener), Name::Dispatcher))
-                    }) {
-                        Ok(_) => {
-                            // Without the program, processes pass packets on.
-                            let _ = program::attach(&*self.own, self.share);
-                            Input::Claimed
-                        }
-                        Err(_) => Input::NameTaken,
-                    }
-                }
+            action = match next {
                 Action::Connect => {
-                    let connected = self.names.connect(Name::Dispatcher).ok().flatten();
-                    let added =
-                        connected.and_then(|stream| self.add(Source::Dispatcher(Guarded::new(stream))).ok());
-                    added.map_or(Input::NotConnected, |_| Input::Connected)
+                    let input = self.connect_for_election();
+                    self.election.handle(input, now)
+                }
+                Action::Attach => {
+                    // Without the program, processes pass packets on.
+                    let _ = program::attach(&*self.own, self.share);
+                    None
                 }
             };
-            action = self.election.handle(input, now);
         }
+    }
+
+    /// Runs [`Action::Connect`].
+    fn connect_for_election(&mut self) -> Input {
+        let mut is_unknown = false;
+        let own = self.share;
+        for share in join::shares().filter(|share| *share != own) {
+            let is_watched =
+                |source: &Source| matches!(source, Source::Higher(_, higher) if *higher == share);
+            if self.sources.values().any(is_watched) {
+                continue;
+            }
+            match self.connect_to_watch(share) {
+                Ok(true) if share < own => return Input::Connected,
+                Ok(_) => {}
+                Err(_) => is_unknown = true,
+            }
+        }
+        if is_unknown { Input::Unknown } else { Input::Lowest }
+    }
+
+    /// Connects to the process with a share, so that each of the two notices when the other one ends. Returns whether a process
+    /// of this user has the share.
+    fn connect_to_watch(&mut self, share: AddressShare) -> io::Result<bool> {
+        let Holder::OwnUser(stream) = self.names.connect(Name::Share(share))? else { return Ok(false) };
+        Message::Election(self.share.index()).emit(&mut self.buffer);
+        nix::sys::socket::send(stream.as_raw_fd(), &self.buffer, MsgFlags::MSG_NOSIGNAL)?;
+        let stream = Guarded::new(stream);
+        if share < self.share {
+            self.remove_lower();
+            self.add(Source::Lower(stream))?;
+        } else {
+            self.add(Source::Higher(stream, share))?;
+        }
+        Ok(true)
+    }
+
+    /// Handles [`Message::Election`] of the process with a share.
+    fn watch(&mut self, number: u64, share: u8) {
+        let Some(share) = AddressShare::new(share).filter(|share| *share != self.share) else {
+            return self.remove(number);
+        };
+        let Some(Source::Inbound(stream, _)) = self.sources.remove(&number) else { return };
+        self.inbound_count -= 1;
+        let input = if share < self.share {
+            self.remove_lower();
+            self.sources.insert(number, Source::Lower(stream));
+            Input::Connected
+        } else {
+            self.sources.insert(number, Source::Higher(stream, share));
+            Input::HigherChanged
+        };
+        self.run_election(input, Instant::now());
+    }
+
+    /// Closes the connection with a process with a lower share.
+    fn remove_lower(&mut self) {
+        self.sources.retain(|_, source| !matches!(source, Source::Lower(_)));
     }
 }
 

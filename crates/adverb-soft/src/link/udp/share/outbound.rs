@@ -6,13 +6,14 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
+use nix::sys::epoll::{Epoll, EpollFlags};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 use super::Guarded;
 use super::message::{Message, WAKE_MESSAGE};
-use super::names::{Name, Names};
+use super::names::{Holder, Name, Names};
 use super::ring::{Writer, Written};
+use super::token::Token;
 use crate::link::AddressShare;
 
 /// The connections to other processes.
@@ -22,6 +23,12 @@ pub(super) struct Outbound {
     connections: Vec<Connection>,
     /// The shares for which no ring could be opened, with the times until which packets to them are sent over UDP.
     avoided: Vec<(AddressShare, Instant)>,
+    /// The shares whose processes have refused their last rings, because they have no file descriptor or no memory.
+    refusing: Vec<AddressShare>,
+    /// The shares that no process has, with the times until which no process is looked for.
+    absent: Vec<(AddressShare, Instant)>,
+    /// The number of packets in rings that were refused.
+    lost: u64,
     /// The number of the next connection with a ring.
     next_number: u64,
 }
@@ -39,9 +46,18 @@ struct Ring {
     /// The number of the connection.
     number: u64,
     writer: Writer,
-    /// The time at which the ring was created, until the other process opens it.
-    unopened_since: Option<Instant>,
+    /// The state until the other process opens the ring.
+    unopened: Option<Unopened>,
     refusals: Option<Refusals>,
+}
+
+/// The state of a ring that the other process has not opened.
+#[derive(Debug)]
+struct Unopened {
+    /// The time until which packets are written into the ring nevertheless.
+    deadline: Instant,
+    /// The number of packets in the ring.
+    packet_count: usize,
 }
 
 /// The refusals of messages while the other process reads too slowly.
@@ -90,8 +106,12 @@ const MAX_OPENING_TIME: Duration = Duration::from_millis(100);
 /// process has no file descriptor or no memory.
 const AVOIDANCE_TIME: Duration = Duration::from_secs(1);
 
-/// The number of the first event that a process has ended.
-const FIRST_EVENT: u64 = 1 << 63;
+/// The time for which packets to a share are sent over UDP after its process had too many connections that it has not
+/// accepted. Another user may have opened them, so this process tries often.
+const FULL_QUEUE_AVOIDANCE_TIME: Duration = Duration::from_millis(1);
+
+/// The time for which the packets of remote peers to a share are dropped after no process was found.
+const ABSENCE_TIME: Duration = Duration::from_millis(10);
 
 const FLAGS: MsgFlags = MsgFlags::MSG_DONTWAIT.union(MsgFlags::MSG_NOSIGNAL);
 
@@ -103,8 +123,8 @@ impl Outbound {
             let index = match self.find(name) {
                 Some(index) => index,
                 None => match names.connect(name) {
-                    Ok(Some(stream)) => self.add(name, Guarded::new(stream), None),
-                    Ok(None) => return Sent::Absent,
+                    Ok(Holder::OwnUser(stream)) => self.add(name, Guarded::new(stream), None),
+                    Ok(Holder::OtherUser | Holder::Absent) => return Sent::Absent,
                     Err(_) => return Sent::Failed,
                 },
             };
@@ -112,19 +132,20 @@ impl Outbound {
                 Ok(_) => return Sent::Accepted,
                 Err(Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM) => return Sent::Full,
                 Err(Errno::EMSGSIZE) => return Sent::Failed,
-                Err(_) => drop(self.connections.remove(index)),
+                Err(_) => self.close(index),
             }
         }
         Sent::Failed
     }
 
-    /// Writes a message, in pieces, into the ring of the process with a share. The epoll instance gets an
-    /// [event](Outbound::end) when the process ends.
+    /// Writes a message with `packet_count` packets, in pieces, into the ring of the process with a share. The epoll instance
+    /// gets an [event](Outbound::end) when the process ends.
     pub(super) fn write<'a>(
         &mut self,
         names: &Names,
         readiness: &Epoll,
         share: AddressShare,
+        packet_count: usize,
         pieces: impl Iterator<Item = &'a [u8]> + Clone,
     ) -> Sent {
         let name = Name::Share(share);
@@ -138,11 +159,13 @@ impl Outbound {
                         self.add(name, stream, Some(ring))
                     }
                     Ok(None) => {
-                        self.avoid(share);
+                        self.avoid(share, AVOIDANCE_TIME);
                         return Sent::Absent;
                     }
-                    Err(_) => {
-                        self.avoid(share);
+                    Err(error) => {
+                        let is_queue_full = error.kind() == io::ErrorKind::WouldBlock;
+                        let time = if is_queue_full { FULL_QUEUE_AVOIDANCE_TIME } else { AVOIDANCE_TIME };
+                        self.avoid(share, time);
                         return Sent::Failed;
                     }
                 },
@@ -150,11 +173,14 @@ impl Outbound {
             let Connection { stream, ring: Some(ring), .. } = &mut self.connections[index] else {
                 return Sent::Failed;
             };
-            if !ring.is_opened_in_time() {
+            if !ring.is_opened_in_time(packet_count) {
                 return Sent::Failed;
             }
             match ring.writer.write(pieces.clone()) {
-                Written::Full => return ring.refuse(),
+                Written::Full => {
+                    ring.uncount(packet_count);
+                    return ring.refuse();
+                }
                 Written::Done => {
                     ring.record_progress();
                     return Sent::Accepted;
@@ -169,7 +195,10 @@ impl Outbound {
                             ring.writer.retry_wakeup();
                             return Sent::Accepted;
                         }
-                        Err(_) => self.remove(name),
+                        Err(_) => {
+                            ring.uncount(packet_count);
+                            self.close(index);
+                        }
                     }
                 }
             }
@@ -177,11 +206,30 @@ impl Outbound {
         Sent::Failed
     }
 
-    /// Handles an event of the epoll instance: the process at the other end of a connection has ended. Events with other
-    /// numbers have no effect.
-    pub(super) fn end(&mut self, event: u64) {
-        let is_ended = |ring: &Ring| FIRST_EVENT + ring.number == event;
-        self.connections.retain(|connection| !connection.ring.as_ref().is_some_and(is_ended));
+    /// Returns the number of packets that were written into rings that the other processes then refused.
+    pub(super) const fn lost_packets(&self) -> u64 {
+        self.lost
+    }
+
+    /// Records that no process has a share.
+    pub(super) fn record_absence(&mut self, share: AddressShare) {
+        self.absent.retain(|(absent, _)| *absent != share);
+        self.absent.push((share, Instant::now() + ABSENCE_TIME));
+    }
+
+    /// Whether no process had a share a short time ago.
+    pub(super) fn is_absent(&self, share: AddressShare) -> bool {
+        let absent = self.absent.iter().find(|(absent, _)| *absent == share);
+        absent.is_some_and(|(_, until)| Instant::now() < *until)
+    }
+
+    /// Handles the event of a [ring](Token::Ring): the process at the other end of its connection has ended.
+    pub(super) fn end(&mut self, number: u64) {
+        let is_ended = |ring: &Ring| ring.number == number;
+        let is_ended = |connection: &Connection| connection.ring.as_ref().is_some_and(is_ended);
+        if let Some(index) = self.connections.iter().position(is_ended) {
+            self.close(index);
+        }
     }
 
     /// Whether the process with a share has a ring.
@@ -191,9 +239,9 @@ impl Outbound {
     }
 
     /// Sends packets to a share over UDP for a while.
-    fn avoid(&mut self, share: AddressShare) {
+    fn avoid(&mut self, share: AddressShare, time: Duration) {
         self.avoided.retain(|(avoided, _)| *avoided != share);
-        self.avoided.push((share, Instant::now() + AVOIDANCE_TIME));
+        self.avoided.push((share, Instant::now() + time));
     }
 
     /// Whether packets to a share are sent over UDP for a while.
@@ -209,25 +257,43 @@ impl Outbound {
         readiness: &Epoll,
         share: AddressShare,
     ) -> io::Result<Option<(Guarded<UnixStream>, Ring)>> {
-        let writer = Writer::create()?;
-        let Some(stream) = names.connect(Name::Share(share))?.map(Guarded::new) else { return Ok(None) };
+        let Holder::OwnUser(stream) = names.connect(Name::Share(share))? else { return Ok(None) };
+        let (stream, writer) = (Guarded::new(stream), Writer::create()?);
         let number = self.next_number;
         self.next_number += 1;
         // The event is reported once, even if a forked child has a copy of the connection.
         let flags = EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLONESHOT;
-        readiness.add(&*stream, EpollEvent::new(flags, FIRST_EVENT + number))?;
+        readiness.add(&*stream, Token::Ring(number).event(flags))?;
         let mut message = Vec::new();
         Message::Ring.emit(&mut message);
         let files = [writer.file().as_raw_fd()];
         let rights = [ControlMessage::ScmRights(&files)];
         sendmsg::<()>(stream.as_raw_fd(), &[IoSlice::new(&message)], &rights, FLAGS, None)?;
-        let unopened_since = Some(Instant::now());
-        Ok(Some((stream, Ring { number, writer, unopened_since, refusals: None })))
+        // A process that has refused a ring may refuse this one, too. Its packets would be lost.
+        let is_refusing = self.refusing.contains(&share);
+        let time = if is_refusing { Duration::ZERO } else { MAX_OPENING_TIME };
+        self.refusing.retain(|refusing| *refusing != share);
+        let unopened = Some(Unopened { deadline: Instant::now() + time, packet_count: 0 });
+        Ok(Some((stream, Ring { number, writer, unopened, refusals: None })))
     }
 
     /// Closes the connection to a name.
     fn remove(&mut self, name: Name) {
-        self.connections.retain(|connection| connection.name != name);
+        if let Some(index) = self.find(name) {
+            self.close(index);
+        }
+    }
+
+    /// Closes a connection.
+    fn close(&mut self, index: usize) {
+        let Connection { name, ring, .. } = self.connections.remove(index);
+        let Some(Ring { writer, unopened: Some(unopened), .. }) = ring else { return };
+        let Name::Share(share) = name else { return };
+        if !writer.is_opened() {
+            self.lost += unopened.packet_count as u64;
+            self.refusing.push(share);
+            self.avoid(share, AVOIDANCE_TIME);
+        }
     }
 
     fn find(&self, name: Name) -> Option<usize> {
@@ -238,7 +304,7 @@ impl Outbound {
     fn add(&mut self, name: Name, stream: Guarded<UnixStream>, ring: Option<Ring>) -> usize {
         if self.connections.len() >= MAX_CONNECTIONS {
             let without_ring = self.connections.iter().position(|connection| connection.ring.is_none());
-            self.connections.remove(without_ring.unwrap_or(0));
+            self.close(without_ring.unwrap_or(0));
         }
         self.connections.push(Connection { name, stream, ring });
         self.connections.len() - 1
@@ -246,13 +312,24 @@ impl Outbound {
 }
 
 impl Ring {
-    /// Whether the other process has opened the ring, or still has time for it.
-    fn is_opened_in_time(&mut self) -> bool {
-        let Some(since) = self.unopened_since else { return true };
+    /// Whether the other process has opened the ring, or still has time for it. Counts the packets that the caller then
+    /// writes.
+    fn is_opened_in_time(&mut self, packet_count: usize) -> bool {
+        let Some(unopened) = &mut self.unopened else { return true };
         if self.writer.is_opened() {
-            self.unopened_since = None;
+            self.unopened = None;
+            return true;
         }
-        self.unopened_since.is_none() || since.elapsed() < MAX_OPENING_TIME
+        let is_in_time = Instant::now() < unopened.deadline;
+        unopened.packet_count += if is_in_time { packet_count } else { 0 };
+        is_in_time
+    }
+
+    /// Ends the count of packets that were not written.
+    fn uncount(&mut self, packet_count: usize) {
+        if let Some(unopened) = &mut self.unopened {
+            unopened.packet_count -= packet_count;
+        }
     }
 
     /// Records that a message was written.

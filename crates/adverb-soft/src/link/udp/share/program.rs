@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use nix::libc;
-use nix::sys::socket::sockopt::{AttachReusePortCbpf, ReusePort};
+use nix::sys::socket::sockopt::{ReusePort, SetStruct};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, setsockopt, socket};
 
 use crate::link::AddressShare;
@@ -18,7 +18,7 @@ use crate::link::AddressShare;
 pub(super) fn attach(socket: &impl AsFd, dispatcher: AddressShare) -> nix::Result<()> {
     let instruction = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     // The program sees the datagram's payload, which begins with the base transport header.
-    let mut program = [
+    let program = [
         instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 4),
         instruction(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 0, 0xff_ffff),
         instruction(libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K, 1, 0, 1),
@@ -26,9 +26,39 @@ pub(super) fn attach(socket: &impl AsFd, dispatcher: AddressShare) -> nix::Resul
         instruction(libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K, 0, 0, AddressShare::QPN_SHIFT),
         instruction(libc::BPF_RET | libc::BPF_A, 0, 0, 0),
     ];
-    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    setsockopt(socket, AttachReusePortCbpf, &program)
+    let program =
+        Program { len: program.len() as u16, padding: [0; PADDING_LEN], instructions: program.as_ptr() };
+    setsockopt(socket, AttachProgram, &program)
 }
+
+/// The kernel's `sock_fprog`, with its padding as a field: memory checkers report uninitialized bytes that a system call
+/// reads.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Program {
+    len: u16,
+    padding: [u8; PADDING_LEN],
+    instructions: *const libc::sock_filter,
+}
+
+const PADDING_LEN: usize = size_of::<usize>() - size_of::<u16>();
+
+// The fields fill the structure, which is the kernel's.
+const _: () = assert!(
+    size_of::<Program>() == size_of::<u16>() + PADDING_LEN + size_of::<usize>()
+        && size_of::<Program>() == size_of::<libc::sock_fprog>()
+        && std::mem::offset_of!(Program, instructions) == std::mem::offset_of!(libc::sock_fprog, filter)
+);
+
+#[derive(Clone, Copy)]
+struct AttachProgram;
+nix::setsockopt_impl!(
+    AttachProgram,
+    libc::SOL_SOCKET,
+    libc::SO_ATTACH_REUSEPORT_CBPF,
+    Program,
+    SetStruct<'_, Program>
+);
 
 /// Whether the kernel supports such programs.
 pub(super) fn is_supported() -> bool {

@@ -3,20 +3,28 @@
 //! The reader checks all numbers, and copies each message before parsing it. A ring that violates the format ends the
 //! connection.
 
+#[cfg(any(all(test, not(loom)), fuzzing))]
+#[allow(unreachable_pub, reason = "fuzz targets call the functions")]
+pub mod fuzzing;
+#[cfg_attr(loom, path = "ring/loom_memory.rs")]
+mod memory;
+
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr::{self, NonNull};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+#[cfg(not(loom))]
+use std::sync::atomic::{Ordering, fence};
 
+#[cfg(loom)]
+use loom::sync::atomic::{Ordering, fence};
 use nix::libc;
 
-use super::fork::{Guarded, MappingGuard};
-use crate::memory::{copy_in, copy_out};
+use self::memory::Memory;
+use super::fork::Guarded;
 
 /// The number of bytes for messages. It is more than twice the receive buffer that Linux grants to an unprivileged process
 /// by default, 416 KiB, which limits the packets in flight of a queue pair.
-const CAPACITY: usize = 1 << 20;
+const CAPACITY: usize = if cfg!(loom) { 160 } else { 1 << 20 };
 
 /// The length of the memory: the fields, then the messages.
 const LENGTH: usize = FIELDS_LEN + CAPACITY;
@@ -44,80 +52,14 @@ const SKIP: u64 = u64::MAX;
 
 /// The length of a block. The writer continues in the next block only while the ring has unread messages. Otherwise it starts
 /// again at the first block, so a ring with few messages uses little memory, which stays in the CPU's cache.
-const BLOCK_LEN: usize = 128 << 10;
+const BLOCK_LEN: usize = if cfg!(loom) { 80 } else { 128 << 10 };
 
 /// The maximum length of a message.
 pub(super) const MAX_MESSAGE_LEN: usize = 1 << 16;
 
-// The first block is always allocated, so it must have space for each message and the word after it.
-const _: () = assert!(record_len(MAX_MESSAGE_LEN) < BLOCK_LEN);
-
-/// Memory that is shared with another process.
-#[derive(Debug)]
-struct Memory {
-    // The guard is dropped first: afterwards, the address may belong to other memory.
-    _guard: MappingGuard,
-    mapping: Mapping,
-}
-
-/// The mapping of [`LENGTH`] bytes at an address.
-#[derive(Debug)]
-struct Mapping(NonNull<u8>);
-
-// SAFETY: the memory belongs to the value, and all accesses to it are atomic, or those of the module `memory`.
-unsafe impl Send for Mapping {}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the memory was mapped with this length, and nothing refers to it.
-        unsafe { libc::munmap(self.0.as_ptr().cast(), LENGTH) };
-    }
-}
-
-impl Memory {
-    fn map(file: BorrowedFd<'_>) -> io::Result<Memory> {
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: the call maps new memory.
-        let start =
-            unsafe { libc::mmap(ptr::null_mut(), LENGTH, access, libc::MAP_SHARED, file.as_raw_fd(), 0) };
-        if start == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Memory { _guard: MappingGuard::new(start, LENGTH), mapping: Mapping(start) })
-    }
-
-    fn counter(&self, offset: usize) -> &AtomicU64 {
-        debug_assert!(offset < FIELDS_LEN);
-        // SAFETY: the fields are aligned parts of the memory, which lives as long as `self`, and other processes access
-        // them atomically, too.
-        unsafe { self.mapping.0.add(offset).cast().as_ref() }
-    }
-
-    fn flag(&self, offset: usize) -> &AtomicU32 {
-        debug_assert!(offset < FIELDS_LEN);
-        // SAFETY: as above.
-        unsafe { self.mapping.0.add(offset).cast().as_ref() }
-    }
-
-    /// Returns the address of `length` bytes for messages at a position, which must not exceed the end of the memory.
-    fn at(&self, position: u64, length: usize) -> NonNull<u8> {
-        let offset = offset(position);
-        assert!(offset + length <= CAPACITY);
-        // SAFETY: the offset is within the memory.
-        unsafe { self.mapping.0.add(FIELDS_LEN + offset) }
-    }
-
-    fn store(&self, position: u64, bytes: &[u8]) {
-        // SAFETY: the bytes are within the memory, and other processes access them in the same way.
-        unsafe { copy_in(self.at(position, bytes.len()), bytes) };
-    }
-
-    fn load(&self, position: u64, out: &mut [u8]) {
-        // SAFETY: as above, and `out` belongs to the caller.
-        unsafe { copy_out(self.at(position, out.len()), out) };
-    }
-}
+// The first block is always allocated, so it must have space for each message and the word after it. Tests under loom write
+// shorter messages.
+const _: () = assert!(cfg!(loom) || record_len(MAX_MESSAGE_LEN) < BLOCK_LEN);
 
 fn offset(position: u64) -> usize {
     position as usize % CAPACITY
@@ -402,7 +344,10 @@ pub(super) fn wakeup_fence() {
     fence(Ordering::SeqCst);
 }
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod loom_tests;
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

@@ -14,7 +14,7 @@ use crate::backend::connection_manager::{
 use crate::error::Result;
 
 impl Identifier {
-    pub(crate) fn try_event(&self) -> Result<Option<Event>> {
+    pub(in crate::backend) fn try_event(&self) -> Result<Option<Event>> {
         let mut event = std::ptr::null_mut();
         // SAFETY: the channel exists, and the event may be written. The event is acknowledged below.
         let code = unsafe { self.library.rdma_get_cm_event(self.channel.handle.as_ptr(), &mut event) };

@@ -88,7 +88,7 @@ pub(in crate::backend) fn open_connecting(local: Option<IpAddr>, peer: IpAddr) -
 
 /// Opens a NIC at a random loopback address, which is most likely unused.
 fn open_random_loopback() -> Result<Arc<Device>> {
-    let address = super::super::open::random_loopback().map_err(|error| Error::Verb {
+    let address = adverb_soft::open::random_loopback().map_err(|error| Error::Verb {
         action: "choosing a loopback address".to_owned(),
         error,
         hint: "".into(),

@@ -12,7 +12,7 @@ use crate::backend::connection_manager::{self as plain, Depths, Event, Request, 
 use crate::error::Result;
 
 impl Identifier {
-    pub(crate) fn try_event(&self) -> Result<Option<Event>> {
+    pub(in crate::backend) fn try_event(&self) -> Result<Option<Event>> {
         if let Some(event) = self.inner.lock().local_events.pop_front() {
             self.channel.clear_wake();
             return Ok(Some(event));

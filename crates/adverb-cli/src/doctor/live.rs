@@ -1,0 +1,212 @@
+//! Checks that try rdma-core, the software NIC, and UDP packets.
+
+use std::fs;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+use adverb::verbs::Device;
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, SockaddrIn, bind, socket};
+
+use super::facts::{Access, Facts};
+use super::result::CheckResult;
+
+/// RoCE's UDP port.
+pub(super) const ROCE_PORT: u16 = 4791;
+/// The time after which a packet over loopback is lost.
+const LOOPBACK_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Returns the results of all checks that try things.
+pub(super) fn all(facts: &Facts) -> Vec<CheckResult> {
+    let mut results = rdma_core(facts);
+    results.push(software_nic());
+    results.push(firewall(facts, loopback_delivers()));
+    results
+}
+
+fn rdma_core(facts: &Facts) -> Vec<CheckResult> {
+    let has_devices = !facts.devices.is_empty();
+    let listed = match Device::list_hardware() {
+        Ok(listed) => listed,
+        Err(error @ adverb::Error::NotInstalled { .. }) if !has_devices => {
+            return vec![CheckResult::not_checked(
+                "rdma-core",
+                format!("only RDMA devices of the kernel need it: {}", first_line(&error)),
+            )];
+        }
+        Err(error @ adverb::Error::NotInstalled { .. }) => {
+            let fixes: Vec<&str> = error.hint().into_iter().collect();
+            return vec![CheckResult::problem("rdma-core", first_line(&error), &fixes)];
+        }
+        // Without devices, rdma-core fails because the kernel has no RDMA support.
+        Err(_) if !has_devices => Vec::new(),
+        Err(error) => {
+            let fixes: Vec<&str> = error.hint().into_iter().collect();
+            return vec![CheckResult::problem("rdma-core", first_line(&error), &fixes)];
+        }
+    };
+    let mut results = vec![match library() {
+        Some((path, Some(version))) => CheckResult::ok("rdma-core", format!("version {version}, {path}")),
+        Some((path, None)) => CheckResult::ok("rdma-core", path),
+        None => CheckResult::ok("rdma-core", "it is installed"),
+    }];
+    for device in facts.devices.iter().filter(|device| device.access == Access::Granted) {
+        let name = &device.name;
+        match listed.iter().find(|info| info.name == *name) {
+            Some(info) => results.extend(info.unsupported_reason.map(|reason| {
+                CheckResult::note("rdma-core", format!("Adverb does not use {name}: {reason}"))
+            })),
+            None => results.push(CheckResult::problem(
+                "rdma-core",
+                format!("it does not list {name}, because it has no driver for it"),
+                &["`apt install ibverbs-providers` on Debian and Ubuntu, the package rdma-core elsewhere"],
+            )),
+        }
+    }
+    results
+}
+
+/// Returns the path of libibverbs in this process, and the version of rdma-core in the name of the file.
+fn library() -> Option<(String, Option<String>)> {
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    let path = maps
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(5))
+        .find(|path| path.contains("libibverbs.so"))?;
+    Some((path.to_owned(), version_of(path)))
+}
+
+/// Returns the version of rdma-core in the name of libibverbs' file: 44.0 in `libibverbs.so.1.14.44.0`.
+fn version_of(path: &str) -> Option<String> {
+    let (_, numbers) = path.rsplit_once("libibverbs.so.")?;
+    let mut numbers = numbers.split('.').skip(2);
+    Some(format!("{}.{}", numbers.next()?, numbers.next()?))
+}
+
+fn software_nic() -> CheckResult {
+    match Device::open("soft") {
+        Ok(device) => {
+            let address = device.gids().ok().and_then(|gids| Some(gids.first()?.gid.udp_addr()));
+            let address = address.map(|address| format!(" at {address}")).unwrap_or_default();
+            CheckResult::ok("software NIC", format!("it can be opened{address}"))
+        }
+        Err(error) => {
+            let fixes: Vec<&str> = error.hint().into_iter().collect();
+            CheckResult::problem("software NIC", first_line(&error), &fixes)
+        }
+    }
+}
+
+/// Returns the result of sending a packet over loopback to RoCE's port.
+fn firewall(facts: &Facts, delivers: io::Result<bool>) -> CheckResult {
+    let check = "firewall";
+    let drops = format!("this host drops UDP packets to port {ROCE_PORT} over loopback");
+    let has_hardware = facts.devices.iter().any(|device| device.driver.is_some());
+    let has_soft_roce = facts.devices.iter().any(|device| device.driver.is_none());
+    match delivers {
+        Ok(true) => CheckResult::ok(
+            check,
+            format!(
+                "UDP packets to port {ROCE_PORT} arrive over loopback (`adverb doctor HOST` tests a network)"
+            ),
+        ),
+        Ok(false) if has_hardware && !has_soft_roce => CheckResult::note(
+            check,
+            format!("{drops}, so the software NIC does not work; the RDMA NIC bypasses the firewall"),
+        ),
+        Ok(false) => CheckResult::problem(
+            check,
+            format!("{drops}, so the software NIC and soft-RoCE do not work"),
+            &[
+                "find the rule: `nft list ruleset`, `iptables -S`".to_owned(),
+                format!(
+                    "permit the port before that rule, for example with nft: \
+                     `nft insert rule inet filter input udp dport {ROCE_PORT} accept`"
+                ),
+            ],
+        ),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => CheckResult::not_checked(
+            check,
+            format!("another program or soft-RoCE has UDP port {ROCE_PORT}, so only root can test it"),
+        ),
+        Err(error) => {
+            CheckResult::not_checked(check, format!("the test with UDP port {ROCE_PORT} failed: {error}"))
+        }
+    }
+}
+
+/// Sends a packet over loopback to RoCE's port, and returns whether it arrived.
+fn loopback_delivers() -> io::Result<bool> {
+    const MESSAGE: &[u8] = b"adverb doctor";
+    // Another program may use the port at 127.0.0.1. The address depends on the process, so that two commands at the
+    // same time have two addresses.
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let address = SocketAddrV4::new(Ipv4Addr::new(127, 91, high, low.max(1)), ROCE_PORT);
+    let receiver = match UdpSocket::bind(address) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => raw_socket(address)?,
+        bound => bound?,
+    };
+    let sender = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    match sender.send_to(MESSAGE, address) {
+        Ok(_) => {}
+        // A rule on outgoing packets.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(false),
+        Err(error) => return Err(error),
+    }
+    let deadline = Instant::now() + LOOPBACK_TIMEOUT;
+    loop {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        if remaining.is_zero() {
+            return Ok(false);
+        }
+        receiver.set_read_timeout(Some(remaining))?;
+        let mut packet = [0; 128];
+        match receiver.recv(&mut packet) {
+            // A raw socket also receives the headers.
+            Ok(len) if packet[..len].ends_with(MESSAGE) => return Ok(true),
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Returns a raw socket with the packets to an address that pass the firewall, also if soft-RoCE has the port at all
+/// addresses. Only root may open one.
+fn raw_socket(address: SocketAddrV4) -> io::Result<UdpSocket> {
+    let socket = socket(AddressFamily::Inet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Udp)?;
+    bind(socket.as_raw_fd(), &SockaddrIn::from(address))?;
+    Ok(UdpSocket::from(socket))
+}
+
+/// Returns an error's text without its hint.
+fn first_line(error: &adverb::Error) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::facts::{Device, Facts};
+    use super::super::result::Verdict;
+    use super::{firewall, version_of};
+
+    /// RDMA NICs bypass the firewall of their host.
+    #[test]
+    fn a_firewall_is_no_problem_for_hardware() {
+        let device = |driver: Option<&str>| Device { driver: driver.map(str::to_owned), ..Device::default() };
+        let verdict =
+            |devices: Vec<Device>| firewall(&Facts { devices, ..Facts::default() }, Ok(false)).verdict;
+        let (nic, soft_roce) = (device(Some("mlx5_core")), device(None));
+        assert_eq!(verdict(vec![]), Verdict::Problem);
+        assert_eq!(verdict(vec![soft_roce.clone()]), Verdict::Problem);
+        assert_eq!(verdict(vec![nic.clone(), soft_roce]), Verdict::Problem);
+        assert_eq!(verdict(vec![nic]), Verdict::Note);
+    }
+
+    #[test]
+    fn version_of_rdma_core_is_in_the_name_of_the_file() {
+        assert_eq!(version_of("/usr/lib/libibverbs.so.1.14.44.0").as_deref(), Some("44.0"));
+        assert_eq!(version_of("/usr/lib/libibverbs.so.1"), None);
+    }
+}

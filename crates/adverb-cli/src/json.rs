@@ -1,0 +1,34 @@
+//! The JSON output of all commands: each document has the version of the schema and the name of its command.
+//!
+//! Durations and times are integers in nanoseconds, in fields whose names end in `_ns`; times are those since 1970. Shares,
+//! such as a loss, are numbers between 0 and 1. A value that is not known is `null`.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+/// The version of the schema. Added fields don't change it; existing fields keep their names and meanings.
+const VERSION: u32 = 1;
+
+#[derive(Serialize)]
+struct Document<'a, T: Serialize> {
+    version: u32,
+    command: &'a str,
+    #[serde(flatten)]
+    body: &'a T,
+}
+
+/// Returns a document on one line, without a line break at its end.
+pub(crate) fn line(command: &str, body: &impl Serialize) -> serde_json::Result<String> {
+    serde_json::to_string(&Document { version: VERSION, command, body })
+}
+
+/// Returns a document on several lines, with a line break at its end.
+pub(crate) fn pretty(command: &str, body: &impl Serialize) -> serde_json::Result<String> {
+    Ok(serde_json::to_string_pretty(&Document { version: VERSION, command, body })? + "\n")
+}
+
+/// Returns a duration as a field `…_ns` has it.
+pub(crate) fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,4 @@
+//! Tests of connections over software devices.
+
+mod lanes;
+mod redialing;

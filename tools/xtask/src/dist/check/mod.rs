@@ -1,0 +1,3 @@
+//! Checks of the packages.
+
+pub(crate) mod image;
