@@ -25,8 +25,10 @@ const MODULES: &[&str] = &[
     "ib_uverbs",
     "rdma_ucm",
     "ib_umad",
-    // Loss and delay on the link between v0 and v1.
+    // Loss and delay on the link between v0 and v1, also of some packets only.
     "sch_netem",
+    "sch_prio",
+    "cls_u32",
 ];
 
 const INIT: &str = include_str!("init.sh");
