@@ -1,7 +1,7 @@
 //! `adverb ping` and `adverb respond` as two processes, over loopback.
 
 use std::io::{BufRead, BufReader};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, UdpSocket};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use serde_json::Value;
@@ -185,6 +185,26 @@ fn killed_responders_and_probers_cause_no_loss() {
         }
     }
     drop(responder);
+}
+
+#[test]
+fn a_responder_at_another_udp_port_says_why_and_how_it_is_reached() {
+    let [here, there] = [1, 2].map(loopback);
+    let _other = UdpSocket::bind((there.as_str(), 4791)).expect("a free port");
+    let mut command = adverb();
+    command.args(["respond", "--json", "--duration", "20", "--device", &format!("soft:{there}")]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
+    let mut responder = Responder(child);
+    let mut note = String::new();
+    let err = responder.0.stderr.as_mut().expect("its output");
+    BufReader::new(err).read_line(&mut note).expect("a line");
+    let expected = format!(
+        "note: UDP port 4791 of {there} is used by another program, so the device is at UDP port 4792."
+    );
+    assert!(note.starts_with(&expected), "{note}");
+    let address = note.trim_end().trim_end_matches('`').rsplit_once(' ').expect("an address").1;
+    let output = ping(&here, address, &["-c", "3", "--json"]);
+    assert!(output.status.success(), "{output:?}");
 }
 
 #[test]

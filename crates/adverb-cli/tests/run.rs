@@ -137,7 +137,10 @@ fn a_static_program_runs_with_a_message() {
     let text = errors(&output);
     assert_eq!(output.status.code(), Some(7), "{text}");
     assert!(text.contains(&format!("{program} is statically linked")), "{text}");
-    assert!(text.contains("no process opened the device. Either no program uses libibverbs"), "{text}");
+    assert!(
+        text.contains("no process opened the device. Either no program called ibv_open_device"),
+        "{text}"
+    );
 
     // The program is the interpreter of a script.
     let script = directory.0.join("script");

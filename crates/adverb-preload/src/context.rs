@@ -10,6 +10,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use adverb_proto::explain::{Call, errno_hint};
 use adverb_sys::*;
 use libc::{c_int, c_void};
 use parking_lot::Mutex;
@@ -179,7 +180,9 @@ impl Context {
     pub(crate) fn open(device: *mut ibv_device, is_shared: bool) -> Result<Arc<Context>, c_int> {
         let nic = OpenNic::get().map_err(|error| {
             // A program reports at most the errno value.
-            eprintln!("adverb: opening the software NIC failed: {error}");
+            let hint = error.raw_os_error().and_then(|errno| errno_hint(errno, Call::OpenSoftDevice));
+            let hint = hint.map(|hint| format!("; {hint}")).unwrap_or_default();
+            eprintln!("adverb: opening the software NIC failed: {error}{hint}");
             explain(errno_of_io(&error), error)
         })?;
         // A program may dup this descriptor.

@@ -13,7 +13,7 @@ use super::facts::{Access, Facts};
 use super::result::CheckResult;
 
 /// RoCE's UDP port.
-pub(super) const ROCE_PORT: u16 = 4791;
+pub(crate) const ROCE_PORT: u16 = 4791;
 /// The time after which a packet over loopback is lost.
 const LOOPBACK_TIMEOUT: Duration = Duration::from_millis(500);
 

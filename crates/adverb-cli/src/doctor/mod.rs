@@ -19,6 +19,7 @@ use anyhow::{Context, Result};
 
 use crate::json;
 use facts::Facts;
+pub(crate) use live::ROCE_PORT;
 use result::Report;
 
 /// The options of `adverb doctor`.

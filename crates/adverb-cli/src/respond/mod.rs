@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use adverb::probe::answer::Rate;
 use adverb::probe::{DEFAULT_PORT, Key, ResponderOptions, ResponderStats};
-use adverb::verbs::{Counters, Device};
+use adverb::verbs::{Counters, Device, Gid};
 use anyhow::{Context, Result, ensure};
 
+use crate::doctor::ROCE_PORT;
 use crate::interrupt::Interrupt;
 use crate::json;
 
@@ -90,6 +91,9 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
             writeln!(out, "answering probes at {addr} on {}", args.device)?;
         }
         out.flush()?;
+        if let Some(note) = port_note(addr.ip()) {
+            eprintln!("{note}");
+        }
         responders.push(responder);
     }
     interrupt.wait(args.duration.map(Duration::from_secs));
@@ -104,6 +108,20 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         println!("{}: {}", args.device, errors.join(", "));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns a note about a device whose sockets are at another UDP port than RoCE's.
+fn port_note(addr: IpAddr) -> Option<String> {
+    let gid = Gid::from(addr);
+    let place = gid.udp_addr();
+    gid.has_udp_port().then(|| {
+        format!(
+            "note: UDP port {ROCE_PORT} of {ip} is used by another program, so the device is at UDP port {}. Probers reach \
+             it with `adverb ping {addr}`",
+            place.port(),
+            ip = place.ip()
+        )
+    })
 }
 
 /// Returns the error counters of the device that have grown.

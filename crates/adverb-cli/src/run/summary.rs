@@ -128,8 +128,9 @@ impl Summary {
 
 /// The summary of a run in which no process opened the device.
 const NOT_OPENED: &str = "\
-adverb: no process opened the device. Either no program uses libibverbs, or the program can't load Adverb's libraries:
-it is statically linked, linked against musl, setuid or with file capabilities, or it loads libibverbs by an absolute path.
+adverb: no process opened the device. Either no program called ibv_open_device (ibv_devices only lists devices), or the
+call failed, which a line above explains, or the program can't load Adverb's libraries: it is statically linked, linked
+against musl, setuid or with file capabilities, or it loads libibverbs by an absolute path.
 ";
 
 /// The maximum number of lines about failed calls.

@@ -16,6 +16,9 @@ pub(super) const VERSION: u32 = 2;
 /// The maximum time for an answer. It exceeds the time that the other end waits for a completion.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// The maximum time for the greeting, which the other end sends at once.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// The maximum length of a line, more than any message needs.
 const MAX_LINE_LEN: u64 = 1 << 16;
 
@@ -229,13 +232,17 @@ pub(super) struct ControlStream {
 impl ControlStream {
     pub(super) fn new(stream: TcpStream) -> Result<ControlStream> {
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(REPLY_TIMEOUT))?;
         Ok(ControlStream { reader: BufReader::new(stream) })
     }
 
     /// Reads the greeting of the other end.
     pub(super) fn greet(&mut self) -> Result<()> {
-        let Command::Hello(version) = self.receive()? else { bail!("the peer sent no greeting") };
+        self.reader.get_ref().set_read_timeout(Some(GREETING_TIMEOUT))?;
+        let greeting = self.receive().with_context(|| {
+            format!("the peer sent no greeting of `adverb peertest` within {} s", GREETING_TIMEOUT.as_secs())
+        })?;
+        self.reader.get_ref().set_read_timeout(Some(REPLY_TIMEOUT))?;
+        let Command::Hello(version) = greeting else { bail!("the peer sent no greeting") };
         ensure!(
             version == VERSION,
             "the peer has protocol version {version}, not {VERSION}: use the same version of Adverb"
@@ -255,5 +262,22 @@ impl ControlStream {
         ensure!(read > 0, "the peer closed the connection");
         serde_json::from_str(&line)
             .with_context(|| format!("the peer sent an invalid message: {}", line.trim()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_peer_that_sends_nothing_is_not_awaited_for_long() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let error = ControlStream::new(stream).unwrap().greet().unwrap_err();
+        let expected =
+            "the peer sent no greeting of `adverb peertest` within 5 s: the peer does not answer: ";
+        assert!(format!("{error:#}").starts_with(expected), "{error:#}");
     }
 }

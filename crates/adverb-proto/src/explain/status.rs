@@ -271,7 +271,8 @@ pub(super) const STATUSES: &[Explanation] = &[
             "capture packets at both ends (UDP port 4791), to see whether requests or acknowledgements are lost",
         ],
         hint: Some(
-            "check that the peer is up, that its queue pair is ready to receive, and that path, GID and MTU are right",
+            "check that the peer is up and its queue pair ready to receive, then test the path with `adverb doctor PEER`: \
+             RoCE packets may be blocked, or the GID or the MTU may be wrong",
         ),
         ..STATUS
     },
