@@ -2,7 +2,17 @@
 
 /// A set of slot numbers as a bitmap of three levels. All operations take constant time and allocate nothing.
 ///
-/// Each bit of a level is set if a word of the level below has bits.
+/// Invariant: `top` has bit `i` exactly if `middle[i] != 0`, and `middle[i]` has bit `j` exactly if
+/// `bottom[64 * i + j] != 0`. `bottom[n]` has bit `k` exactly if `64 * n + k` is a member.
+///
+/// With words of 4 bits instead of 64, the lowest bit first, the set {5, 7, 13} of numbers below 16 has two levels:
+///
+/// ```text
+/// middle                0101
+/// bottom    0000  0101  0000  0100
+/// ```
+///
+/// The smallest member is in word 1, whose lowest bit is 1: 4 * 1 + 1 = 5.
 #[derive(Debug)]
 pub(super) struct SlotSet {
     top: u64,

@@ -235,18 +235,18 @@ impl AsyncRpc {
         self.callers.clone()
     }
 
-    /// Returns the calls of the broker.
+    /// Returns the [`Rpc`].
     pub fn rpc(&self) -> &Rpc {
         &self.rpc
     }
 
-    /// Returns the calls of the broker, for example to set up sessions.
+    /// Returns the [`Rpc`], for example to set up sessions.
     pub fn rpc_mut(&mut self) -> &mut Rpc {
         &mut self.rpc
     }
 
-    /// Runs the calls and passes requests and events to the handler, until the device fails. The ends of a [`Caller`]'s calls
-    /// are not passed.
+    /// Runs the calls and passes requests and events to the handler, until the device fails. The handler gets no
+    /// [`RpcEvent::CallEnded`] of a [`Caller`]'s calls: the futures of [`Caller::call`] return the results.
     ///
     /// The handler must not block. It answers requests at once, or passes the [`Reply`] to a task, which answers with
     /// [`Caller::reply`]. If the future is dropped, the next call continues.
@@ -321,7 +321,7 @@ impl AsyncRpc {
                 }
             }
             Message::Reply(reply, bytes) => {
-                // A token that is refused is dropped, which makes the call fail.
+                // If the reply can't be posted, its `Reply` is dropped, and the peer's call fails.
                 let _ = self.rpc.reply(reply, &bytes);
             }
             // The session's event tells the task the result.

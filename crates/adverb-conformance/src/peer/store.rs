@@ -1,4 +1,4 @@
-//! The memory of an end. It is kept between cases, because registration is slow.
+//! The registered memory of one of the two processes. It is kept between cases, because registration is slow.
 
 use adverb::memory::{Buffer, MemoryRegion};
 use adverb::verbs::{Access, ProtectionDomain};

@@ -15,9 +15,9 @@ use super::{AddressShare, Link, PathSocket, RxPacket, STRICT_ICRC, TimedSend, Tx
 
 /// The configuration of a [`FaultLink`]. The rates are in packets per million. A packet has at most one fault.
 ///
-/// The packets to one queue pair at one address are a flow. The fault of a packet follows from the seed, the number of its
-/// flow (flows are numbered in the order of their first packets), and the number of the packet in the flow. Further
-/// packets of other flows don't change it.
+/// The packets to one queue pair at one address are a flow, and flows are numbered in the order of their first packets. Three
+/// numbers determine the fault of a packet: the seed, the flow's number, and the packet's number in the flow. For example,
+/// with seed 7, the third packet of flow 2 has the same fault in every run, however many packets the other flows have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FaultConfig {
     /// The seed of all random choices.

@@ -38,7 +38,7 @@
 //! Each chapter uses [`net::blocking`](crate::net::blocking), for threads. With the feature `tokio`, which is on by default,
 //! `adverb::net` has the same names and methods for tasks: add `.await`.
 
-// Its links are to `adverb::cluster`.
+// The chapter links to `adverb::cluster`, which exists only with the feature.
 #[cfg_attr(not(feature = "cluster"), allow(rustdoc::broken_intra_doc_links))]
 #[doc = include_str!("clusters.md")]
 pub mod clusters {}
@@ -62,7 +62,7 @@ pub mod listings {}
 pub mod messages {}
 #[doc = include_str!("one_sided.md")]
 pub mod one_sided {}
-// Its links are to `adverb::probe`.
+// The chapter links to `adverb::probe`, which exists only with the feature.
 #[cfg_attr(not(feature = "probe"), allow(rustdoc::broken_intra_doc_links))]
 #[doc = include_str!("probes.md")]
 pub mod probes {}
