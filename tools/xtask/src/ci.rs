@@ -39,7 +39,7 @@ pub(crate) const JOBS: &[Job] = &[
             "attack --nic --seconds 20",
         ],
     },
-    Job { name: "fuzz", steps: &["fuzz --seconds 60", "fuzz --seconds 60 handshake"] },
+    Job { name: "fuzz", steps: &["fuzz --seconds 36", "fuzz --seconds 30 handshake"] },
     Job {
         name: "soft",
         steps: &[

@@ -1,15 +1,16 @@
 //! `cargo xtask fuzz`: the targets in `fuzz/`, each for an equal share of the time.
+//!
+//! The targets link libFuzzer, so running them needs no tool but cargo.
 
-use std::env;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use support::{paths, process};
 
-use crate::tools;
+use crate::sanitizer::Sanitizer;
 
 /// The options of `cargo xtask fuzz`.
 #[derive(Debug, clap::Args)]
@@ -17,6 +18,9 @@ pub(crate) struct Args {
     /// Total duration for all targets, without the time to build.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     seconds: u64,
+    /// Run the target once with this input, instead of fuzzing it.
+    #[arg(long, value_name = "FILE", requires = "target")]
+    input: Option<PathBuf>,
     /// Target to fuzz; all targets if omitted.
     target: Option<String>,
 }
@@ -25,24 +29,35 @@ pub(crate) struct Args {
 /// limit is a finding.
 const MEMORY_LIMIT_MB: u32 = 2048;
 
-/// Builds all targets, then runs each.
+/// AddressSanitizer, and the coverage that guides libFuzzer: edges with counters, comparisons, and the stack's depth.
+const FUZZING: Sanitizer = Sanitizer {
+    directory: "fuzz/target",
+    flags: "--cfg fuzzing -Zsanitizer=address -Cdebug-assertions -Ccodegen-units=1 -Clink-dead-code \
+            -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+            -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+            -Cllvm-args=-sanitizer-coverage-trace-compares -Cllvm-args=-sanitizer-coverage-stack-depth",
+    symbol: "__asan_init",
+};
+
+/// Builds the targets, then runs each.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    tools::require("cargo-fuzz")?;
-    let known = process::text(&mut fuzz("list")).context("could not list the fuzz targets")?;
+    let directory = paths::root().join("fuzz");
+    let known = targets(&directory)?;
     let targets = choose(&known, args.target.as_deref())?;
     let share = share(Duration::from_secs(args.seconds), targets.len());
 
-    // Build all targets before the time starts; cargo builds their common dependencies once.
-    let mut build = fuzz("build");
-    build.arg("--target-dir").arg(target_dir()?).args(&args.target);
-    process::run(&mut build)?;
-
+    let chosen = args.target.as_ref().map_or("--bins".to_owned(), |target| format!("--bin {target}"));
+    let programs = FUZZING.build(&[&format!("build --manifest-path fuzz/Cargo.toml --release {chosen}")])?;
     for target in targets {
+        let program = programs.find(target, false)?;
+        if let Some(input) = &args.input {
+            return process::run(Command::new(program).arg(input));
+        }
         println!("--> {target}: {} s", share.as_secs());
-        fuzz_one(target, share).with_context(|| {
+        fuzz_one(program, target, share).with_context(|| {
             format!(
-                "fuzzing {target} failed; a failing input is saved in fuzz/artifacts/{target}: \
-                 reproduce it with `RUSTC_BOOTSTRAP=1 cargo fuzz run {target} FILE`, and add it to a test"
+                "fuzzing {target} failed; a failing input is saved in fuzz/artifacts/{target}: reproduce it with \
+                 `cargo xtask fuzz {target} --input FILE`, and add it to a test"
             )
         })?;
     }
@@ -51,17 +66,18 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
 /// Runs one target. New corpus entries are stored in the cache, so the next run starts from them; the repository's
 /// seeds are only read.
-fn fuzz_one(target: &str, share: Duration) -> Result<()> {
+fn fuzz_one(program: &Path, target: &str, share: Duration) -> Result<()> {
     let corpus = paths::cache()?.join("fuzz/corpus").join(target);
-    fs::create_dir_all(&corpus).with_context(|| format!("could not create {}", corpus.display()))?;
+    let artifacts = paths::root().join("fuzz/artifacts").join(target);
+    for directory in [&corpus, &artifacts] {
+        fs::create_dir_all(directory).with_context(|| format!("could not create {}", directory.display()))?;
+    }
     let seeds = paths::root().join("fuzz/seeds").join(target);
-
-    let mut command = fuzz("run");
-    command.arg("--target-dir").arg(target_dir()?).arg(target).arg(corpus);
+    let mut command = Command::new(program);
+    command.arg(format!("-artifact_prefix={}/", artifacts.display())).arg(corpus);
     if seeds.is_dir() {
         command.arg(seeds);
     }
-    command.arg("--");
     command.arg(format!("-max_total_time={}", share.as_secs()));
     command.arg(format!("-rss_limit_mb={MEMORY_LIMIT_MB}"));
     // Statistics at the end, instead of a line per new corpus entry.
@@ -69,25 +85,25 @@ fn fuzz_one(target: &str, share: Duration) -> Result<()> {
     process::run(&mut command)
 }
 
-/// Returns a cargo-fuzz command for the stable toolchain. The sanitizer is an unstable option, which RUSTC_BOOTSTRAP
-/// enables.
-fn fuzz(subcommand: &str) -> Command {
-    let mut command = process::cargo("fuzz");
-    command.arg(subcommand).env("RUSTC_BOOTSTRAP", "1");
-    command
-}
-
-/// Returns the target directory of instrumented builds, which is outside the clone.
-fn target_dir() -> Result<PathBuf> {
-    match env::var_os("CARGO_TARGET_DIR") {
-        Some(dir) => Ok(paths::root().join(dir).join("fuzz")),
-        None => Ok(paths::cache()?.join("fuzz/target")),
+/// Returns the names of all targets.
+fn targets(directory: &Path) -> Result<Vec<String>> {
+    let directory = directory.join("fuzz_targets");
+    let entries = fs::read_dir(&directory);
+    let entries = entries.with_context(|| format!("could not read {}", directory.display()))?;
+    let mut names = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "rs") {
+            names.extend(path.file_stem().map(|stem| stem.to_string_lossy().into_owned()));
+        }
     }
+    names.sort();
+    Ok(names)
 }
 
-/// Returns the targets to run, of those that `cargo fuzz list` prints.
-fn choose<'a>(known: &'a str, wanted: Option<&str>) -> Result<Vec<&'a str>> {
-    let known: Vec<&str> = known.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+/// Returns the targets to run.
+fn choose<'a>(known: &'a [String], wanted: Option<&str>) -> Result<Vec<&'a str>> {
+    let known: Vec<&str> = known.iter().map(String::as_str).collect();
     let chosen: Vec<&str> = known.iter().copied().filter(|name| wanted.is_none_or(|w| w == *name)).collect();
     ensure!(!chosen.is_empty(), "unknown fuzz target; the targets are: {}", known.join(" "));
     Ok(chosen)
@@ -104,9 +120,10 @@ mod tests {
 
     #[test]
     fn all_targets_or_the_requested_one_are_chosen() {
-        assert_eq!(choose("a\nb\n", None).unwrap(), ["a", "b"]);
-        assert_eq!(choose("a\nb\n", Some("b")).unwrap(), ["b"]);
-        let error = choose("a\nb\n", Some("c")).unwrap_err();
+        let known = ["a", "b"].map(str::to_owned);
+        assert_eq!(choose(&known, None).unwrap(), ["a", "b"]);
+        assert_eq!(choose(&known, Some("b")).unwrap(), ["b"]);
+        let error = choose(&known, Some("c")).unwrap_err();
         assert!(error.to_string().contains("a b"));
     }
 

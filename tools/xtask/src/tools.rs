@@ -9,8 +9,10 @@ use anyhow::{Context, Result, bail};
 use support::{packages, paths, process};
 
 /// The tools, and the version to install if a tool is missing. Any version that is already installed is accepted.
-const TOOLS: &[(&str, &str)] =
-    &[("cargo-deny", "0.20.2"), ("cargo-fuzz", "0.13.2"), ("cargo-nextest", "0.9.143")];
+const TOOLS: &[(&str, &str)] = &[("cargo-nextest", "0.9.143")];
+
+/// cargo-deny, which only `cargo xtask deny --advisories` installs, because building it takes four minutes.
+const DENY: (&str, &str) = ("cargo-deny", "0.20.2");
 
 /// mdBook, which only `cargo xtask site` installs, and the only one of its features that a site needs: the others serve and
 /// watch a book while it is written.
@@ -111,6 +113,15 @@ fn copy_programs(scratch: &Path, package: &str, programs: &[&str]) -> Result<()>
         let new = scratch.join(program);
         fs::copy(scratch.join("root/usr/bin").join(program), &new)?;
         fs::rename(new, bin.join(program))?;
+    }
+    Ok(())
+}
+
+/// Installs cargo-deny in the cache if it is missing.
+pub(crate) fn ensure_cargo_deny() -> Result<()> {
+    let (name, version) = DENY;
+    if process::find(name).is_none() {
+        install(name, version, &[])?;
     }
     Ok(())
 }
