@@ -67,8 +67,8 @@ pub use adverb_cluster_proto::{
 };
 pub use arena::{Arena, ArenaBuilder, ArenaError, Draft, Item};
 pub use broker::{
-    Broker, BrokerError, Event, Offer, Payloads, RefusedTransfer, RemoteTarget, SendBuf, Transfer,
-    TransferError,
+    Broker, BrokerBuilder, BrokerError, Event, Offer, Payloads, RefusedTransfer, RemoteTarget, SendBuf,
+    Transfer, TransferError,
 };
 pub use cluster::{Cluster, ClusterBuilder, ClusterError, Member, Membership};
 pub use rpc::{RefusedReply, Reply, Rpc, RpcBuf, RpcEvent};

@@ -90,6 +90,7 @@ impl Connector {
     ///   listener is bound to the port.
     /// - Returns [`Error::NoDevice`] if no device has the local address of the route to the peer.
     /// - Returns [`Error::Verb`] if the host name cannot be resolved.
+    /// - Returns [`Error::InvalidRequest`] if an [option](Options) is outside its range.
     ///
     /// # Cancel safety
     ///
@@ -98,6 +99,7 @@ impl Connector {
         let name = format!("{address:?}");
         let not_resolved = |error| no_address(format_args!("{name}"), error);
         let addresses = lookup_host(address).await.map_err(not_resolved)?.collect();
+        self.options.check()?;
         let mut paths = Paths::new(addresses, &self.alternate_addr, &self.options);
         for name in Vec::from_iter(paths.names().map(str::to_owned)) {
             // A name that cannot be resolved now may be resolvable later.
@@ -177,7 +179,8 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`bind`](Listener::bind).
+    /// Returns the errors of [`bind`](Listener::bind), and [`Error::InvalidRequest`] if an [option](Options) is outside
+    /// its range.
     ///
     /// # Cancel safety
     ///
@@ -460,7 +463,7 @@ impl Connection {
     ///
     /// Dropping the future loses no message.
     pub async fn recv(&self) -> Result<Option<Message>> {
-        self.recv_timeout(self.driver.options.timeout).await
+        self.wait(self.driver.options.timeout, "waiting for a message", Driver::try_recv).await
     }
 
     /// Waits for a message, but no longer than `timeout`.
@@ -472,7 +475,8 @@ impl Connection {
     /// # Cancel safety
     ///
     /// Dropping the future loses no message.
-    pub async fn recv_timeout(&self, timeout: Duration) -> Result<Option<Message>> {
+    pub async fn recv_timeout(&self, timeout: impl Into<Option<Duration>>) -> Result<Option<Message>> {
+        let timeout = timeout.into().unwrap_or(Duration::MAX);
         self.wait(timeout, "waiting for a message", Driver::try_recv).await
     }
 
@@ -587,6 +591,9 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
+        if !self.driver.is_owned() {
+            return Driver::leak(&self.driver);
+        }
         if self.driver.is_lingering() {
             let driver = Arc::clone(&self.driver);
             self.runtime.spawn(async move {

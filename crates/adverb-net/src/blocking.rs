@@ -77,9 +77,11 @@ impl Connector {
     ///   listener is bound to the port.
     /// - Returns [`Error::NoDevice`] if no device has the local address of the route to the peer.
     /// - Returns [`Error::Verb`] if the host name cannot be resolved.
+    /// - Returns [`Error::InvalidRequest`] if an [option](Options) is outside its range.
     pub fn connect(&self, address: impl ToSocketAddrs + fmt::Debug) -> Result<Connection> {
         let not_resolved = |error| no_address(&address, error);
         let addresses = address.to_socket_addrs().map_err(not_resolved)?.collect();
+        self.options.check()?;
         let mut paths = Paths::new(addresses, &self.alternate_addr, &self.options);
         paths.resolve();
         let deadline = Deadline::new(self.options.connect_timeout);
@@ -151,7 +153,8 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`bind`](Listener::bind).
+    /// Returns the errors of [`bind`](Listener::bind), and [`Error::InvalidRequest`] if an [option](Options) is outside
+    /// its range.
     pub fn bind_with(address: impl ToSocketAddrs + fmt::Debug, options: &Options) -> Result<Listener> {
         let not_resolved = |error| no_address(&address, error);
         let addresses: Vec<SocketAddr> = address.to_socket_addrs().map_err(not_resolved)?.collect();
@@ -393,7 +396,7 @@ impl Connection {
     /// - Returns [`Error::Disconnected`] if the connection has ended in any other way.
     /// - Returns [`Error::Timeout`] if no message arrives within [`Options::timeout`].
     pub fn recv(&self) -> Result<Option<Message>> {
-        self.recv_timeout(self.driver.options.timeout)
+        self.driver.wait(self.driver.options.timeout, "waiting for a message", Driver::try_recv)
     }
 
     /// Waits for a message, but no longer than `timeout`.
@@ -401,7 +404,8 @@ impl Connection {
     /// # Errors
     ///
     /// Returns the errors of [`recv`](Connection::recv).
-    pub fn recv_timeout(&self, timeout: Duration) -> Result<Option<Message>> {
+    pub fn recv_timeout(&self, timeout: impl Into<Option<Duration>>) -> Result<Option<Message>> {
+        let timeout = timeout.into().unwrap_or(Duration::MAX);
         self.driver.wait(timeout, "waiting for a message", Driver::try_recv)
     }
 
@@ -462,6 +466,9 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
+        if !self.driver.is_owned() {
+            return Driver::leak(&self.driver);
+        }
         if self.driver.is_lingering() {
             // The connection ends even if the peer's acknowledgement of the close does not arrive in time.
             let _ = self.driver.wait(LINGER, "waiting for the peer to close", Driver::linger);

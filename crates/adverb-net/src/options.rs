@@ -4,12 +4,9 @@ use std::time::Duration;
 
 use adverb_net_proto::{
     MAX_MESSAGE_SIZE, MAX_OUTSTANDING_WRITES, MAX_RING_SIZE, MIN_OUTSTANDING_WRITES, MIN_RING_SIZE,
-    RING_ALIGN,
 };
-#[allow(unused_imports, reason = "for links")]
-use adverb_verbs::Error;
 use adverb_verbs::memory::Pool;
-use adverb_verbs::{Device, PathMtu};
+use adverb_verbs::{Device, Error, PathMtu, Result, Traffic};
 
 use crate::key::Key;
 
@@ -17,6 +14,9 @@ use crate::key::Key;
 const DEFAULT_MAX_MESSAGE_SIZE: u32 = 64 << 20;
 
 /// Options of a connection. Each side sets its own options; the options of the two sides may differ.
+///
+/// A setter accepts any value. [`connect`](crate::blocking::Connector::connect) and
+/// [`bind`](crate::blocking::Listener::bind_with) return [`Error::InvalidRequest`] if a value is outside its range.
 ///
 /// ```
 /// use std::time::Duration;
@@ -35,13 +35,14 @@ pub struct Options {
     pub(super) recv_buffer_limit: usize,
     pub(super) max_message_size: u32,
     pub(super) mtu: PathMtu,
+    pub(super) traffic: Traffic,
     pub(super) bootstrap: Bootstrap,
     pub(super) key: Option<Key>,
     pub(super) allow_foreign_gid: bool,
     pub(super) max_connections_per_source: Option<usize>,
     pub(super) connect_timeout: Duration,
     pub(super) timeout: Duration,
-    pub(super) keepalive: Duration,
+    pub(super) keepalive: Option<Duration>,
     pub(super) reconnect: Option<Duration>,
 }
 
@@ -56,13 +57,14 @@ impl Default for Options {
             recv_buffer_limit: 4 << 20,
             max_message_size: DEFAULT_MAX_MESSAGE_SIZE,
             mtu: PathMtu::Mtu4096,
+            traffic: Traffic::new(),
             bootstrap: Bootstrap::Auto,
             key: None,
             allow_foreign_gid: false,
             max_connections_per_source: None,
             connect_timeout: Duration::from_secs(5),
             timeout: Duration::MAX,
-            keepalive: Duration::from_secs(5),
+            keepalive: Some(Duration::from_secs(5)),
             reconnect: None,
         }
     }
@@ -96,17 +98,17 @@ impl Options {
     }
 
     /// Sets the size of the receive ring in bytes. It limits the eager messages that the peer may send before this side
-    /// reads them. The default is 256 KiB. The value is clamped to the range from 512 bytes to 16 MiB, and rounded down
-    /// to a multiple of 16 bytes.
+    /// reads them. The default is 256 KiB, the minimum 512 bytes, and the maximum 16 MiB. The ring has this size rounded
+    /// down to a multiple of 16 bytes.
     pub fn recv_ring_size(mut self, bytes: u32) -> Options {
-        self.recv_ring_size = bytes.clamp(MIN_RING_SIZE, MAX_RING_SIZE) / RING_ALIGN * RING_ALIGN;
+        self.recv_ring_size = bytes;
         self
     }
 
     /// Sets the maximum number of the peer's writes that are in flight or unread. A write carries one or more
-    /// messages. The default is 64. The value is clamped to the range from 4 to 256.
+    /// messages. The default is 64, the minimum 4, and the maximum 256.
     pub fn max_outstanding_writes(mut self, count: u32) -> Options {
-        self.max_outstanding_writes = count.clamp(MIN_OUTSTANDING_WRITES, MAX_OUTSTANDING_WRITES);
+        self.max_outstanding_writes = count;
         self
     }
 
@@ -130,8 +132,8 @@ impl Options {
         self
     }
 
-    /// Sets the maximum size of a message that this side accepts, in bytes. The default is 64 MiB, and the upper
-    /// limit is 1 GiB.
+    /// Sets the maximum size of a message that this side accepts, in bytes. The default is 64 MiB, and the maximum
+    /// 1 GiB.
     ///
     /// The peer receives the value in the handshake, and its `send` returns [`Error::MessageTooLong`] for longer
     /// messages. If a peer sends a longer message anyway, this side ends the connection before it allocates memory for
@@ -140,7 +142,7 @@ impl Options {
     /// A peer can cause an allocation of this size with a frame of 32 bytes, so raise the value only as far as the
     /// application needs. The value does not limit streams.
     pub fn max_message_size(mut self, bytes: u32) -> Options {
-        self.max_message_size = bytes.min(MAX_MESSAGE_SIZE);
+        self.max_message_size = bytes;
         self
     }
 
@@ -157,6 +159,19 @@ impl Options {
     /// therefore connects over TCP, and the option has no effect with [`Bootstrap::ConnectionManager`].
     pub fn mtu(mut self, mtu: PathMtu) -> Options {
         self.mtu = mtu;
+        self
+    }
+
+    /// Sets the header fields of this side's packets that the network evaluates, such as the DSCP.
+    ///
+    /// ```
+    /// use adverb::net::Options;
+    /// use adverb::verbs::Traffic;
+    ///
+    /// let options = Options::new().traffic(Traffic::new().dscp(26));
+    /// ```
+    pub fn traffic(mut self, traffic: Traffic) -> Options {
+        self.traffic = traffic;
         self
     }
 
@@ -205,21 +220,21 @@ impl Options {
         self
     }
 
-    /// Sets the time limit for connecting, and for closing. The default is 5 s.
-    pub fn connect_timeout(mut self, timeout: Duration) -> Options {
-        self.connect_timeout = timeout;
+    /// Sets the time limit for connecting, and for closing. The default is 5 s, and `None` means no limit.
+    pub fn connect_timeout(mut self, timeout: impl Into<Option<Duration>>) -> Options {
+        self.connect_timeout = timeout.into().unwrap_or(Duration::MAX);
         self
     }
 
     /// Sets the time limit of all other waiting calls: calls that wait for a message, for credits, or for a one-sided
-    /// operation. By default, there is no time limit.
-    pub fn timeout(mut self, timeout: Duration) -> Options {
-        self.timeout = timeout;
+    /// operation. The default is `None`: no limit.
+    pub fn timeout(mut self, timeout: impl Into<Option<Duration>>) -> Options {
+        self.timeout = timeout.into().unwrap_or(Duration::MAX);
         self
     }
 
-    /// Sets the time without traffic from the peer after which a waiting call probes the peer. The default is 5 s, and
-    /// `Duration::MAX` disables the probes.
+    /// Sets the time without traffic from the peer after which a waiting call probes the peer. The default is 5 s, and `None`
+    /// disables the probes.
     ///
     /// A peer's program that exits or drops the connection reports that at once; a probe detects that it was killed, or
     /// that the network has failed. The peer's device acknowledges the probe, even if the peer's program hangs. If the
@@ -227,13 +242,13 @@ impl Options {
     /// retransmitted six times, with an ACK timeout of 268 ms. The InfiniBand specification allows hardware to wait up
     /// to four times as long. If the connection manager of RDMA hardware established the connection, the kernel also
     /// reports at once that the peer's process has ended.
-    pub fn keepalive(mut self, silence: Duration) -> Options {
-        self.keepalive = silence;
+    pub fn keepalive(mut self, silence: impl Into<Option<Duration>>) -> Options {
+        self.keepalive = silence.into();
         self
     }
 
-    /// Enables reconnecting, and sets its time limit. By default, a connection ends when it fails. Both sides must
-    /// enable reconnecting.
+    /// Enables reconnecting, and sets its time limit. The default is `None`: a connection ends when it fails. Both sides
+    /// must enable reconnecting.
     ///
     /// A connection that fails is reconnected over the same path, or over [another
     /// path](crate::blocking::Connector::alternate_addr). Calls that use the connection detect the failure, as
@@ -252,10 +267,27 @@ impl Options {
     /// was restarted. [`take_unacknowledged`](crate::blocking::Connection::take_unacknowledged) then returns the
     /// messages that the peer may not have received. For the replay, this side keeps messages in memory until the peer
     /// has read them.
-    pub fn reconnect(mut self, timeout: Duration) -> Options {
-        self.reconnect = Some(timeout);
+    pub fn reconnect(mut self, timeout: impl Into<Option<Duration>>) -> Options {
+        self.reconnect = timeout.into();
         self
     }
+
+    /// Checks the options that have a range.
+    pub(crate) fn check(&self) -> Result<()> {
+        check_range("recv_ring_size", self.recv_ring_size, MIN_RING_SIZE, MAX_RING_SIZE)?;
+        let writes = self.max_outstanding_writes;
+        check_range("max_outstanding_writes", writes, MIN_OUTSTANDING_WRITES, MAX_OUTSTANDING_WRITES)?;
+        check_range("max_message_size", self.max_message_size, 0, MAX_MESSAGE_SIZE)
+    }
+}
+
+/// Checks that an option is at least `min` and at most `max`.
+fn check_range(option: &str, value: u32, min: u32, max: u32) -> Result<()> {
+    if (min..=max).contains(&value) {
+        return Ok(());
+    }
+    let reason = format!("`Options::{option}` is {value}, but must be from {min} to {max}");
+    Err(Error::InvalidRequest { reason: reason.into() })
 }
 
 /// The channel over which two sides exchange the attributes of their queue pairs.
@@ -283,4 +315,46 @@ pub enum Bootstrap {
     ConnectionManager,
     /// A TCP connection, which both sides close after the handshake.
     Tcp,
+}
+
+#[cfg(all(test, feature = "soft"))]
+mod tests {
+    use super::*;
+    use crate::blocking::{Connector, Listener};
+
+    #[test]
+    fn options_outside_their_range_are_errors_of_bind_and_connect() {
+        let cases = [
+            (
+                Options::new().recv_ring_size(511),
+                "`Options::recv_ring_size` is 511, but must be from 512 to ",
+            ),
+            (Options::new().recv_ring_size(u32::MAX), "`Options::recv_ring_size` is 4294967295, but "),
+            (Options::new().max_outstanding_writes(3), "`Options::max_outstanding_writes` is 3, but "),
+            (
+                Options::new().max_message_size((1 << 30) + 1),
+                "`Options::max_message_size` is 1073741825, but ",
+            ),
+        ];
+        for (options, expected) in cases {
+            let bound = Listener::bind_with("127.0.0.1:0", &options).err();
+            // The options are checked first: nothing listens there.
+            let connected = Connector::new().options(&options).connect("127.0.0.1:1").err();
+            for error in [bound, connected] {
+                let error = error.expect("an error");
+                assert!(matches!(error, Error::InvalidRequest { .. }), "{error:?}");
+                assert!(error.to_string().contains(expected), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn none_turns_each_limit_off() {
+        let second = Duration::from_secs(1);
+        let on = Options::new().timeout(second).keepalive(second).reconnect(second).connect_timeout(second);
+        assert_eq!((on.timeout, on.keepalive, on.reconnect), (second, Some(second), Some(second)));
+        let off = on.timeout(None).keepalive(None).reconnect(None).connect_timeout(None);
+        assert_eq!((off.timeout, off.connect_timeout), (Duration::MAX, Duration::MAX));
+        assert_eq!((off.keepalive, off.reconnect), (None, None));
+    }
 }

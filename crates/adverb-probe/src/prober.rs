@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use adverb_verbs::{Device, Error, Result, Traffic};
@@ -63,13 +64,13 @@ impl ProberOptions {
 
     /// Sets the maximum number of outstanding probes for each responder, between 1 and 1024. The default is 64.
     pub fn max_outstanding(mut self, count: usize) -> ProberOptions {
-        self.session.max_outstanding = count.clamp(1, 1024);
+        self.session.max_outstanding = count;
         self
     }
 
     /// Sets the length of probes in bytes, between [`PROBE_LEN`] and [`MAX_PROBE_LEN`]. It must not exceed the MTU.
     pub fn probe_len(mut self, len: usize) -> ProberOptions {
-        self.probe_len = len.clamp(PROBE_LEN, MAX_PROBE_LEN);
+        self.probe_len = len;
         self
     }
 
@@ -106,8 +107,11 @@ impl ProberOptions {
     ///
     /// # Errors
     ///
-    /// Returns the error of opening the device, and [`Error::LimitExceeded`] if probes are longer than the MTU.
+    /// Returns the error of opening the device, [`Error::LimitExceeded`] if probes are longer than the MTU, and
+    /// [`Error::InvalidRequest`] if an option is outside its range.
     pub fn open(self, open_device: impl FnMut() -> Result<Device> + Send + 'static) -> Result<Prober> {
+        check_range("max_outstanding", self.session.max_outstanding, 1..=MAX_OUTSTANDING)?;
+        check_range("probe_len", self.probe_len, PROBE_LEN..=MAX_PROBE_LEN)?;
         let builder = UdQueue::builder(open_device)
             .send_slots(SEND_SLOTS)
             .recv_slots(self.recv_slots)
@@ -145,6 +149,8 @@ impl Default for ProberOptions {
     }
 }
 
+/// The maximum of [`ProberOptions::max_outstanding`].
+const MAX_OUTSTANDING: usize = 1024;
 /// The maximum number of probes in flight, to all responders together.
 const SEND_SLOTS: u32 = 512;
 /// Default of [`ProberOptions::recv_slots`].
@@ -160,6 +166,16 @@ const MAX_LOOKUP_DURATION: Duration = Duration::from_secs(2);
 const CONNECT_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// The bit of a lookup's number that distinguishes the lookups of [`Prober::connect`] from those of known responders.
 const CONNECT_ID: u64 = 1 << 63;
+
+/// Checks that an option is in its range.
+fn check_range(option: &str, value: usize, range: RangeInclusive<usize>) -> Result<()> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    let (min, max) = range.into_inner();
+    let reason = format!("`ProberOptions::{option}` is {value}, but must be from {min} to {max}");
+    Err(Error::InvalidRequest { reason: reason.into() })
+}
 
 /// A responder that a [`Prober`] knows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -385,9 +401,13 @@ impl Prober {
     }
 
     /// Waits for events of probes, and calls `handle` with each of them. Returns their number, which is 0 if the timeout
-    /// expires or a [waker](Prober::waker) ends the wait.
-    pub fn wait(&mut self, timeout: Duration, mut handle: impl FnMut(Peer, ProbeEvent)) -> usize {
-        let deadline = Instant::now().checked_add(timeout);
+    /// expires or a [waker](Prober::waker) ends the wait. A `timeout` of `None` means no limit.
+    pub fn wait(
+        &mut self,
+        timeout: impl Into<Option<Duration>>,
+        mut handle: impl FnMut(Peer, ProbeEvent),
+    ) -> usize {
+        let deadline = timeout.into().and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let now = Instant::now();
             let due = deadline.into_iter().chain(self.next_due(now)).min();

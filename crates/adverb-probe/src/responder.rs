@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use adverb_verbs::internal::OwnerProcess;
 use adverb_verbs::{Device, Error, Result, Traffic};
 use parking_lot::Mutex;
 
@@ -43,6 +44,7 @@ pub struct Responder {
     waker: Waker,
     shared: Arc<Mutex<ResponderStats>>,
     thread: Option<JoinHandle<()>>,
+    owner: OwnerProcess,
 }
 
 /// Counters of a responder.
@@ -158,7 +160,7 @@ impl ResponderOptions {
         let stats = Arc::clone(&shared);
         let run = move || {
             while !queue.is_stopped() {
-                queue.wait(Duration::MAX, |queue, event| handle(&mut answers, queue, event));
+                queue.wait(None, |queue, event| handle(&mut answers, queue, event));
                 *stats.lock() = ResponderStats { answers: *answers.counts(), queue: queue.stats() };
             }
         };
@@ -168,7 +170,8 @@ impl ResponderOptions {
             error,
             hint: "check the limit of threads (`ulimit -u`)".into(),
         })?;
-        Ok(Responder { local_addr, epoch, waker, shared, thread: Some(thread) })
+        let owner = OwnerProcess::current();
+        Ok(Responder { local_addr, epoch, waker, shared, thread: Some(thread), owner })
     }
 }
 
@@ -216,10 +219,13 @@ impl Responder {
     }
 
     fn join(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        if !self.owner.is_current() {
+            // A forked child doesn't have the thread, and the descriptor that wakes it is the parent's.
+            return std::mem::forget(thread);
+        }
         self.waker.stop();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
+        if thread.join().is_err() {
             tracing::error!("the thread of a responder panicked");
         }
     }

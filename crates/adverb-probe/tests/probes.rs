@@ -13,7 +13,7 @@ use adverb_probe::session::{ProbeEventKind, ProbeResult};
 use adverb_probe::stamp::{Stamp, StampKind};
 use adverb_probe::ud_queue::{Event, UdQueue};
 use adverb_probe::{Key, Peer, ProbePath, Prober, ProberOptions, Responder, ResponderOptions};
-use adverb_verbs::{Device, FaultConfig, SoftDevice, Switch, Traffic};
+use adverb_verbs::{Device, Error, FaultConfig, SoftDevice, Switch, Traffic};
 
 /// The limit of waits that succeed at once unless something is broken.
 const TEST_DEADLINE: Duration = Duration::from_secs(60);
@@ -329,10 +329,29 @@ fn a_stopped_prober_or_responder_returns_at_once() {
     let responder = responder_on(ResponderOptions::new(), &there);
     let mut prober = prober_on(patient(), &here);
     let waker = prober.waker();
-    let thread = std::thread::spawn(move || prober.wait(Duration::MAX, |_, _| {}));
+    let thread = std::thread::spawn(move || prober.wait(None, |_, _| {}));
     waker.stop();
     thread.join().unwrap();
     let started = Instant::now();
     responder.stop();
     assert!(started.elapsed() < TEST_DEADLINE / 2);
+}
+
+#[test]
+fn options_outside_their_range_are_errors() {
+    let switch = Switch::default();
+    for (options, expected) in [
+        (
+            ProberOptions::new().max_outstanding(0),
+            "`ProberOptions::max_outstanding` is 0, but must be from 1 to 1024",
+        ),
+        (ProberOptions::new().max_outstanding(1025), "`ProberOptions::max_outstanding` is 1025, but "),
+        (ProberOptions::new().probe_len(95), "`ProberOptions::probe_len` is 95, but must be from 96 to 4096"),
+        (ProberOptions::new().probe_len(4097), "`ProberOptions::probe_len` is 4097, but "),
+    ] {
+        let device = on_switch(&switch);
+        let error = options.open(move || Ok(device.clone())).expect_err("an error");
+        assert!(matches!(error, Error::InvalidRequest { .. }), "{error:?}");
+        assert!(error.to_string().contains(expected), "{error}");
+    }
 }

@@ -18,7 +18,7 @@ use crate::request::{Completion, SendRequest};
 pub use crate::backend::{IcmpError, PathSocket};
 pub use crate::cm::connection::CmHandle;
 pub use crate::deadline::Deadline;
-pub use crate::os::{Interest, Watch, call_at_exit, start_connect, wait_either, wait_many};
+pub use crate::os::{Interest, OwnerProcess, Watch, call_at_exit, start_connect, wait_either, wait_many};
 
 /// Opens all RDMA hardware of this machine that Adverb supports.
 pub fn open_hardware() -> Vec<Device> {

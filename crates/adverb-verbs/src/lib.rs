@@ -37,7 +37,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
     not(any(feature = "ibv", feature = "soft")),
-    allow(unreachable_code, unused_variables, reason = "without an engine no device exists")
+    allow(unreachable_code, unused_variables, reason = "without a backend no device exists")
 )]
 
 #[cfg(not(target_os = "linux"))]

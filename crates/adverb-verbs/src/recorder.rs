@@ -281,7 +281,7 @@ impl DeviceRecorder {
 /// The recorder of a queue or completion queue, behind the lock of the queue.
 #[derive(Debug)]
 pub(crate) struct QueueRecorder {
-    /// The device's recorder, or one that is never started if the engine records the events itself.
+    /// The device's recorder, or one that is never started if the backend records the events itself.
     device: Arc<DeviceRecorder>,
     /// The ring buffer of the last recording in which the queue had events.
     ring: Option<Arc<Mutex<Recorder>>>,

@@ -290,12 +290,13 @@ impl ActiveRecording {
     }
 
     /// Waits until the recording stops by itself. Returns `false` if the timeout expires first. A `timeout` of
-    /// `Duration::MAX` means no limit.
+    /// `None` means no limit.
     ///
     /// # Errors
     ///
     /// Returns [`Error::Verb`] if waiting fails.
-    pub fn wait_stopped(&self, timeout: Duration) -> Result<bool> {
+    pub fn wait_stopped(&self, timeout: impl Into<Option<Duration>>) -> Result<bool> {
+        let timeout = timeout.into().unwrap_or(Duration::MAX);
         let deadline = Deadline::new(timeout);
         loop {
             let left = deadline.left();

@@ -153,7 +153,7 @@ fn serve(broker: &mut Broker, ptr: RemotePtr) -> Result<(), Box<dyn Error>> {
     // The peers whose answers wait for a slot or a credit.
     let mut waiting: Vec<PeerId> = Vec::new();
     loop {
-        broker.wait(Duration::MAX)?;
+        broker.wait(None)?;
         broker.poll(|broker, event| {
             match event {
                 Event::Message { from, .. } => waiting.push(from),

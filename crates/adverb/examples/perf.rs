@@ -26,7 +26,7 @@ use adverb::net::{Options, blocking as net};
 use adverb::verbs::cm::{Connection, Connector, Listener, Path};
 use adverb::verbs::{Access, ArmFor, Completion, CompletionQueue, QueuePair, SendRequest};
 
-const NO_TIMEOUT: Duration = Duration::MAX;
+const NO_TIMEOUT: Option<Duration> = None;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The maximum number of outstanding writes.

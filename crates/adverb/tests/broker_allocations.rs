@@ -6,9 +6,7 @@
 #[path = "common/counting.rs"]
 mod counting;
 
-use adverb::cluster::{
-    Broker, BrokerConfig, Event, PeerId, PostError, RemoteRange, Transfer, TransferOperation,
-};
+use adverb::cluster::{Broker, Event, PeerId, PostError, RemoteRange, Transfer, TransferOperation};
 use adverb::memory::Payload;
 use adverb::verbs::{Access, SoftDevice};
 
@@ -18,8 +16,8 @@ const MESSAGES: usize = 1000;
 #[test]
 fn messages_and_transfers_allocate_nothing_after_a_warm_up() {
     let domain = SoftDevice::loopback().open().unwrap().create_protection_domain().unwrap();
-    let mut a = Broker::new(&domain, BrokerConfig::default(), 1, 1).unwrap();
-    let mut b = Broker::new(&domain, BrokerConfig::default(), 1, 2).unwrap();
+    let mut a = Broker::builder(&domain).epoch(1).create().unwrap();
+    let mut b = Broker::builder(&domain).epoch(2).create().unwrap();
     let (offer_of_a, offer_of_b) = (a.prepare(PEER).unwrap(), b.prepare(PEER).unwrap());
     a.establish(PEER, &offer_of_b).unwrap();
     b.establish(PEER, &offer_of_a).unwrap();

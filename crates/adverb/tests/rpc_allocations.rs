@@ -16,8 +16,8 @@ const CALLS: usize = 300;
 
 fn pair(config: BrokerConfig) -> (Rpc, Rpc) {
     let domain = SoftDevice::loopback().open().unwrap().create_protection_domain().unwrap();
-    let mut a = Broker::new(&domain, config, 1, 1).unwrap();
-    let mut b = Broker::new(&domain, config, 1, 2).unwrap();
+    let mut a = Broker::builder(&domain).config(config).epoch(1).create().unwrap();
+    let mut b = Broker::builder(&domain).config(config).epoch(2).create().unwrap();
     let (offer_of_a, offer_of_b) = (a.prepare(PEER).unwrap(), b.prepare(PEER).unwrap());
     a.establish(PEER, &offer_of_b).unwrap();
     b.establish(PEER, &offer_of_a).unwrap();

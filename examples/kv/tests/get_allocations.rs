@@ -24,7 +24,7 @@ fn one_sided_gets_allocate_nothing() {
     let domain = SoftDevice::loopback().open().unwrap().create_protection_domain().unwrap();
     let broker_config = BrokerConfig { slot_size: MESSAGE_SIZE, ..BrokerConfig::default() };
     let [mut server_broker, mut client_broker] =
-        [1, 2].map(|epoch| Broker::new(&domain, broker_config, 1, epoch).unwrap());
+        [1, 2].map(|epoch| Broker::builder(&domain).config(broker_config).epoch(epoch).create().unwrap());
     let peer = PeerId(0);
     let (server_offer, client_offer) =
         (server_broker.prepare(peer).unwrap(), client_broker.prepare(peer).unwrap());

@@ -169,8 +169,8 @@ fn keys_of_many_segments_fit_small_rings() {
 #[test]
 fn keys_precede_the_messages_of_a_session() {
     let domain = domain();
-    let mut a = Broker::new(&domain, small(), 1, 10).unwrap();
-    let mut b = Broker::new(&domain, small(), 1, 20).unwrap();
+    let mut a = Broker::builder(&domain).config(small()).epoch(10).create().unwrap();
+    let mut b = Broker::builder(&domain).config(small()).epoch(20).create().unwrap();
     let arena = arena(&domain);
     arena.allocate_segment(SEGMENT_SIZE, ACCESS).unwrap();
     b.publish(&arena).unwrap();
@@ -301,7 +301,7 @@ fn unsuitable_arenas_are_refused() {
     b.publish(&arena(&domain)).unwrap();
     assert!(reason(b.publish(&arena(&domain)).unwrap_err()).contains("before"));
     let config = Config { slot_size: 31, ..small() };
-    let mut small = Broker::new(&domain, config, 1, 20).unwrap();
+    let mut small = Broker::builder(&domain).config(config).epoch(20).create().unwrap();
     let refused = small.publish(&arena(&domain)).unwrap_err();
     assert!(matches!(refused, BrokerError::Config(ConfigError::SlotTooSmall { size: 31, min: 32 })));
     // A range needs no published arena, but is not checked.

@@ -2,6 +2,7 @@
 //!
 //! The protocol is in [`adverb_cluster_proto`]; this module owns the memory and drives the queue pairs.
 
+mod builder;
 mod error;
 mod event;
 mod event_queue;
@@ -29,10 +30,12 @@ use adverb_cluster_proto::{
     Broker as Core, Config, MemoryUse, PeerId, Phase, SessionError, Transfer as CoreTransfer,
 };
 use adverb_proto::Time;
-use adverb_verbs::internal::{Deadline, Watch};
+use adverb_verbs::internal::{Deadline, OwnerProcess, Watch};
 use adverb_verbs::memory::Payload;
 use adverb_verbs::{Completion, CompletionQueue, ProtectionDomain, QueuePair, QueuePairBuilder, Transport};
 
+pub use builder::BrokerBuilder;
+pub(crate) use builder::clock_epoch;
 pub use error::{BrokerError, RefusedTransfer, TransferError};
 pub(crate) use event::Filter;
 pub use event::{Event, Payloads};
@@ -71,13 +74,13 @@ const MAX_SEGMENTS: u32 = 4;
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use adverb::cluster::{Broker, BrokerConfig, Event, PeerId};
+/// use adverb::cluster::{Broker, Event, PeerId};
 /// use adverb::verbs::SoftDevice;
 ///
 /// let domain = SoftDevice::loopback().open()?.create_protection_domain()?;
 /// let (mut a, mut b) = (
-///     Broker::new(&domain, BrokerConfig::default(), 1, 7)?, // one peer; this side's epoch is 7
-///     Broker::new(&domain, BrokerConfig::default(), 1, 8)?,
+///     Broker::builder(&domain).epoch(7).create()?,
+///     Broker::builder(&domain).epoch(8).create()?,
 /// );
 /// let peer = PeerId(0);
 /// let (offer_of_a, offer_of_b) = (a.prepare(peer)?, b.prepare(peer)?); // exchanged by any means
@@ -111,6 +114,7 @@ const MAX_SEGMENTS: u32 = 4;
 pub struct Broker {
     core: Core,
     epoch: u64,
+    owner: OwnerProcess,
     peers: Vec<Peer>,
     domain: ProtectionDomain,
     completion_queue: CompletionQueue,
@@ -141,53 +145,11 @@ pub struct Broker {
 }
 
 impl Broker {
-    /// Creates a broker with `peer_count` peers, on the device of `domain`. `epoch` identifies this run of the member: a
-    /// member that restarts must use another number, which should be larger.
+    /// Creates a builder of a broker on the device of `domain`.
     ///
     /// On the software NIC, each thread should have its own device, because the threads that share one wait for its locks.
-    ///
-    /// # Errors
-    ///
-    /// Returns [`BrokerError::Config`] if the configuration is invalid, [`BrokerError::CompletionQueueTooDeep`] if the device has
-    /// no completion queue for the requests of all peers, and [`BrokerError::Verbs`] if the completion queue can't be created.
-    pub fn new(domain: &ProtectionDomain, config: Config, peer_count: usize, epoch: u64) -> Result<Broker> {
-        let core = Core::new(config, peer_count)?;
-        let device = domain.device();
-        let per_peer = u32::from(config.send_queue_depth) + u32::from(config.recv_queue_depth());
-        // A queue pair of a new session can exist before that of the ended one is destroyed.
-        let queue_pairs = u32::try_from(peer_count + peer_count.min(8)).unwrap_or(u32::MAX).max(1);
-        let depth = per_peer.saturating_mul(queue_pairs);
-        let max = device.attributes().max_completion_queue_depth;
-        if depth > max {
-            return Err(BrokerError::CompletionQueueTooDeep { peer_count, requested: depth, max });
-        }
-        let completion_queue = device.completion_queue(depth).events().create()?;
-        let action = "creating an epoll descriptor";
-        let watch = Watch::new().map_err(|error| BrokerError::Io { action, error })?;
-        if let Some(fd) = completion_queue.event_fd() {
-            watch.add(fd).map_err(|error| BrokerError::Io { action, error })?;
-        }
-        Ok(Broker {
-            core,
-            epoch,
-            peers: (0..peer_count).map(|_| Peer::default()).collect(),
-            domain: domain.clone(),
-            completion_queue,
-            watch,
-            mailbox: None,
-            waker: None,
-            keys: Keys::new(peer_count),
-            publication: None,
-            returns: Arc::default(),
-            events: EventQueue::new(peer_count),
-            closing: Vec::new(),
-            started: Instant::now(),
-            polls: 0,
-            is_polled: false,
-            completions: Vec::with_capacity(64),
-            payloads: Vec::with_capacity(16),
-            transfers: Vec::with_capacity(16),
-        })
+    pub fn builder(domain: &ProtectionDomain) -> BrokerBuilder {
+        BrokerBuilder::new(domain)
     }
 
     /// Makes the broker execute the commands in a mailbox.
@@ -368,13 +330,13 @@ impl Broker {
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # use adverb::cluster::{Broker, BrokerConfig, EndReason, Event, PeerId};
+    /// # use adverb::cluster::{Broker, EndReason, Event, PeerId};
     /// # use adverb::verbs::SoftDevice;
     /// use std::time::Duration;
     ///
     /// # let domain = SoftDevice::loopback().open()?.create_protection_domain()?;
-    /// # let mut a = Broker::new(&domain, BrokerConfig::default(), 1, 7)?;
-    /// # let mut b = Broker::new(&domain, BrokerConfig::default(), 1, 8)?;
+    /// # let mut a = Broker::builder(&domain).epoch(7).create()?;
+    /// # let mut b = Broker::builder(&domain).epoch(8).create()?;
     /// # let peer = PeerId(0);
     /// # let (offer_of_a, offer_of_b) = (a.prepare(peer)?, b.prepare(peer)?);
     /// # a.establish(peer, &offer_of_b)?;
@@ -383,7 +345,7 @@ impl Broker {
     /// # let other = scope.spawn(move || {
     /// #     let mut reason = None;
     /// #     while reason.is_none() {
-    /// #         b.wait(Duration::MAX).unwrap();
+    /// #         b.wait(None).unwrap();
     /// #         b.poll(|_, event| if let Event::SessionEnded { reason: ended, .. } = event { reason = Some(ended) }).unwrap();
     /// #     }
     /// #     reason
@@ -400,7 +362,8 @@ impl Broker {
     /// # Errors
     ///
     /// Returns [`BrokerError::Verbs`] if the device failed, and [`BrokerError::Io`] if the system call failed.
-    pub fn leave(&mut self, timeout: Duration) -> Result<bool> {
+    pub fn leave(&mut self, timeout: impl Into<Option<Duration>>) -> Result<bool> {
+        let timeout = timeout.into().unwrap_or(Duration::MAX);
         let deadline = Deadline::new(timeout);
         self.start_leaving();
         loop {
@@ -448,7 +411,9 @@ impl Broker {
 
 impl Drop for Broker {
     fn drop(&mut self) {
-        self.start_leaving();
+        if self.owner.is_current() {
+            self.start_leaving();
+        }
     }
 }
 

@@ -25,8 +25,8 @@ pub(super) fn domain() -> ProtectionDomain {
 /// Returns two brokers in one protection domain, connected. Each is peer 0 of the other.
 pub(super) fn pair(config: Config) -> (Broker, Broker, ProtectionDomain) {
     let domain = domain();
-    let mut a = Broker::new(&domain, config, 1, 10).unwrap();
-    let mut b = Broker::new(&domain, config, 1, 20).unwrap();
+    let mut a = Broker::builder(&domain).config(config).epoch(10).create().unwrap();
+    let mut b = Broker::builder(&domain).config(config).epoch(20).create().unwrap();
     connect((&mut a, PeerId(0)), (&mut b, PeerId(0)));
     (a, b, domain)
 }
@@ -256,7 +256,8 @@ fn a_handler_that_panics_loses_no_slot() {
 #[test]
 fn a_failed_request_ends_its_session_only() {
     let domain = domain();
-    let [mut a, mut b, mut c] = [1, 2, 3].map(|epoch| Broker::new(&domain, small(), 3, epoch).unwrap());
+    let [mut a, mut b, mut c] = [1, 2, 3]
+        .map(|epoch| Broker::builder(&domain).config(small()).peer_count(3).epoch(epoch).create().unwrap());
     let (to_a, to_b, to_c) = (PeerId(0), PeerId(1), PeerId(2));
     connect((&mut a, to_b), (&mut b, to_a));
     connect((&mut a, to_c), (&mut c, to_a));
@@ -417,7 +418,7 @@ fn a_peer_may_return_with_a_smaller_epoch_or_be_refused() {
     let (mut a, mut b, domain) = pair(small());
     a.close(PeerId(0));
     b.close(PeerId(0));
-    let mut other = Broker::new(&domain, small(), 1, 19).unwrap();
+    let mut other = Broker::builder(&domain).config(small()).epoch(19).create().unwrap();
     let (mut offer, _) = (other.prepare(PeerId(0)).unwrap(), a.prepare(PeerId(0)).unwrap());
     a.establish(PeerId(0), &offer).unwrap();
     assert_eq!(a.peer_epoch(PeerId(0)), Some(19));
@@ -439,8 +440,8 @@ fn a_completion_queue_that_could_overflow_is_refused() {
     let per_peer = (1 << 14) + u32::from(config.recv_queue_depth());
     // Up to eight peers have two queue pairs for a moment.
     let fitting = (max / per_peer) as usize - 8;
-    Broker::new(&domain, config, fitting, 10).unwrap();
-    match Broker::new(&domain, config, fitting + 1, 10).unwrap_err() {
+    Broker::builder(&domain).config(config).peer_count(fitting).epoch(10).create().unwrap();
+    match Broker::builder(&domain).config(config).peer_count(fitting + 1).epoch(10).create().unwrap_err() {
         BrokerError::CompletionQueueTooDeep { peer_count, requested, max: reported } => {
             assert_eq!((peer_count, reported), (fitting + 1, max));
             assert_eq!(requested, per_peer * (fitting as u32 + 9));
@@ -460,7 +461,7 @@ fn a_waiting_thread_sleeps_until_a_message_arrives() {
         scope.spawn(|| {
             let mut received = 0;
             while received < 50 {
-                b.wait(Duration::MAX).unwrap();
+                b.wait(None).unwrap();
                 b.poll(|b, event| {
                     if let Event::Message { from, bytes } = event {
                         received += 1;
@@ -493,8 +494,8 @@ fn a_waiting_thread_sleeps_until_a_message_arrives() {
 #[test]
 fn messages_of_a_session_follow_its_opening() {
     let domain = domain();
-    let mut a = Broker::new(&domain, small(), 1, 10).unwrap();
-    let mut b = Broker::new(&domain, small(), 1, 20).unwrap();
+    let mut a = Broker::builder(&domain).config(small()).epoch(10).create().unwrap();
+    let mut b = Broker::builder(&domain).config(small()).epoch(20).create().unwrap();
     let peer = PeerId(0);
     let (offer_of_a, offer_of_b) = (a.prepare(peer).unwrap(), b.prepare(peer).unwrap());
     // The queue pair of `b` is connected, but the session is not open yet.

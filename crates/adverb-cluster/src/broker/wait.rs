@@ -15,7 +15,7 @@ const YIELD_POLLS: u32 = 20;
 
 impl Broker {
     /// Waits until [`poll`](Broker::poll) has events to deliver, and posts the waiting requests of all peers. Returns
-    /// `false` if the timeout expires first. A `timeout` of `Duration::MAX` means no limit.
+    /// `false` if the timeout expires first. A `timeout` of `None` means no limit.
     ///
     /// The broker also returns `true`, without events, if segments of a published arena have changed: the next poll announces
     /// them.
@@ -25,11 +25,12 @@ impl Broker {
     /// # Errors
     ///
     /// Returns [`BrokerError::Verbs`] if the device failed, and [`BrokerError::Io`] if the system call failed.
-    pub fn wait(&mut self, timeout: Duration) -> Result<bool> {
+    pub fn wait(&mut self, timeout: impl Into<Option<Duration>>) -> Result<bool> {
+        let timeout = timeout.into().unwrap_or(Duration::MAX);
         let deadline = Deadline::new(timeout);
         self.flush_all();
         for attempt in 0..SPIN_POLLS + YIELD_POLLS {
-            if self.has_events()? {
+            if self.progress_and_flush()? {
                 return Ok(true);
             }
             if attempt < SPIN_POLLS {
@@ -76,7 +77,7 @@ impl Broker {
         }
         self.completion_queue.arm(ArmFor::Any)?;
         // A completion that arrived before the queue was armed causes no event.
-        self.has_events()
+        self.progress_and_flush()
     }
 
     /// Returns the descriptor for event loops: see [`arm`](Broker::arm).
@@ -94,7 +95,9 @@ impl Broker {
         !self.events.is_empty()
     }
 
-    fn has_events(&mut self) -> Result<bool> {
+    /// Processes completions, and posts the requests that they permit. Returns whether a poll has events to deliver, or the
+    /// waker was used.
+    fn progress_and_flush(&mut self) -> Result<bool> {
         self.progress()?;
         // Completions can cause output, for example credit messages.
         self.flush_all();

@@ -71,7 +71,7 @@ enum AttemptError {
 type Result<T> = std::result::Result<T, AttemptError>;
 
 /// A connection over TCP, and its exchange.
-struct Connection {
+struct TcpExchange {
     /// Absent until the address is resolved.
     stream: Option<TcpStream>,
     addr: Option<SocketAddr>,
@@ -116,7 +116,7 @@ pub(super) struct Driver {
     shared: Arc<Shared>,
     listener: TcpListener,
     dialer: Dialer,
-    connections: BTreeMap<u64, Connection>,
+    connections: BTreeMap<u64, TcpExchange>,
     /// The number of the next connection, which is also that of its attempt to prepare a session.
     next_number: u64,
     inbound_count: usize,
@@ -201,7 +201,7 @@ impl Driver {
         let now = Instant::now();
         let expired = self.connections.iter().filter(|(_, connection)| connection.deadline <= now);
         for number in Vec::from_iter(expired.map(|(number, _)| *number)) {
-            let waits_for_broker = self.connections.get(&number).is_some_and(Connection::waits_for_broker);
+            let waits_for_broker = self.connections.get(&number).is_some_and(TcpExchange::waits_for_broker);
             let timed_out = || io::Error::from(io::ErrorKind::TimedOut).into();
             let error = if waits_for_broker { AttemptError::NotPolled } else { timed_out() };
             self.fail(number, &error);
@@ -324,7 +324,7 @@ impl Driver {
         }
     }
 
-    fn connect(&mut self, connection: &mut Connection, addr: SocketAddr) -> Result<()> {
+    fn connect(&mut self, connection: &mut TcpExchange, addr: SocketAddr) -> Result<()> {
         let stream = start_connect(addr)?;
         stream.set_nodelay(true)?;
         connection.stream = Some(stream);
@@ -348,7 +348,7 @@ impl Driver {
         self.next_number += 1;
         // A resolver may take longer than a step.
         let timeout = if stream.is_some() { STEP_TIMEOUT } else { READY_TIMEOUT };
-        let connection = Connection {
+        let connection = TcpExchange {
             stream,
             addr,
             is_connecting: false,
@@ -364,7 +364,7 @@ impl Driver {
     }
 
     /// Performs a step of a connection that may not exist anymore. A failure ends the connection.
-    fn step(&mut self, number: u64, step: impl FnOnce(&mut Driver, &mut Connection) -> Result<()>) {
+    fn step(&mut self, number: u64, step: impl FnOnce(&mut Driver, &mut TcpExchange) -> Result<()>) {
         let Some(mut connection) = self.connections.remove(&number) else { return };
         let result = step(self, &mut connection).and_then(|()| Ok(connection.write()?));
         self.connections.insert(number, connection);
@@ -384,7 +384,7 @@ impl Driver {
         Ok(())
     }
 
-    fn progress_connection(&mut self, number: u64, connection: &mut Connection) -> Result<()> {
+    fn progress_connection(&mut self, number: u64, connection: &mut TcpExchange) -> Result<()> {
         if connection.interest() == Interest::Nothing {
             // Only an error or the end of the connection is reported then.
             return Err(io::Error::from(io::ErrorKind::ConnectionReset).into());
@@ -417,7 +417,7 @@ impl Driver {
     }
 
     /// Performs a step of an exchange.
-    fn perform(&mut self, number: u64, connection: &mut Connection, step: Step) -> Result<()> {
+    fn perform(&mut self, number: u64, connection: &mut TcpExchange, step: Step) -> Result<()> {
         match step {
             Step::Read => {
                 connection.reset_deadline();
@@ -496,7 +496,7 @@ impl Driver {
         Ok(session)
     }
 
-    fn connect_queue_pair(&self, connection: &Connection, offer: &Offer) -> Result<()> {
+    fn connect_queue_pair(&self, connection: &TcpExchange, offer: &Offer) -> Result<()> {
         let (Some(session), Some(addr)) = (&connection.session, connection.addr) else { return Ok(()) };
         let queue_pair = &session.queue_pair;
         let device = queue_pair.protection_domain().device();
@@ -568,7 +568,7 @@ impl Driver {
     }
 }
 
-impl Connection {
+impl TcpExchange {
     fn interest(&self) -> Interest {
         let has_output = self.exchange.has_output();
         match self.exchange.missing_len() {

@@ -16,14 +16,14 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::SystemTime;
 
 use adverb_cluster_proto::{Config, PeerId};
+use adverb_verbs::internal::OwnerProcess;
 use adverb_verbs::{ConnectOptions, Device, ProtectionDomain};
 use parking_lot::Mutex;
 use zeroize::Zeroizing;
 
-use crate::broker::{Broker, BrokerError, Command, Mailbox, Notice, Notices};
+use crate::broker::{Broker, BrokerError, Command, Mailbox, Notice, Notices, clock_epoch};
 use driver::{BrokerThread, Driver, Shared};
 use exchange::Local;
 use key::Key;
@@ -136,7 +136,6 @@ type Result<T, E = ClusterError> = std::result::Result<T, E>;
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use std::time::Duration;
 /// use adverb::cluster::{Cluster, Event, Member};
 ///
 /// let cluster = Cluster::builder()
@@ -148,7 +147,7 @@ type Result<T, E = ClusterError> = std::result::Result<T, E>;
 ///     for thread in 0..2 {
 ///         let mut broker = cluster.broker(thread).expect("each broker is taken once");
 ///         scope.spawn(move || loop {
-///             broker.wait(Duration::MAX).expect("the device works");
+///             broker.wait(None).expect("the device works");
 ///             let polled = broker.poll(|broker, event| match event {
 ///                 Event::SessionOpened { peer, .. } => broker.send(peer, b"hello").expect("a credit"),
 ///                 Event::Message { from, bytes } => println!("{from}: {bytes:?}"),
@@ -168,6 +167,7 @@ pub struct Cluster {
     domains: Vec<ProtectionDomain>,
     brokers: Mutex<Vec<Option<Broker>>>,
     driver: Option<JoinHandle<()>>,
+    owner: OwnerProcess,
 }
 
 /// The options of a [`Cluster`], created by [`Cluster::builder`].
@@ -298,7 +298,8 @@ impl ClusterBuilder {
             let mailbox =
                 Mailbox::new(thread, Arc::clone(&notices)).map_err(io_error("creating a socket"))?;
             let mailbox = Arc::new(mailbox);
-            let mut broker = Broker::new(&domain, config, names.len(), epoch)?;
+            let broker = Broker::builder(&domain).config(config).peer_count(names.len());
+            let mut broker = broker.epoch(epoch).create()?;
             broker.attach(Arc::clone(&mailbox))?;
             let mut queue_pairs = broker.queue_pair_builder();
             if !device.is_software() && device.has_addr(addr.ip()) {
@@ -332,7 +333,8 @@ impl ClusterBuilder {
         let driver = std::thread::Builder::new().name("adverb-cluster".into()).spawn(|| driver.run());
         let driver = driver.map_err(io_error("starting a thread"))?;
         let brokers = Mutex::new(brokers);
-        Ok(Cluster { names, epoch, shared, domains, brokers, driver: Some(driver) })
+        let owner = OwnerProcess::current();
+        Ok(Cluster { names, epoch, shared, domains, brokers, driver: Some(driver), owner })
     }
 }
 
@@ -409,11 +411,14 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        self.shared.notices.push(Notice::Stop);
-        if let Some(driver) = self.driver.take() {
-            // The listener's address is free when the thread has ended.
-            let _ = driver.join();
+        let Some(driver) = self.driver.take() else { return };
+        if !self.owner.is_current() {
+            // A forked child doesn't have the thread, and the descriptor that wakes it is the parent's.
+            return std::mem::forget(driver);
         }
+        self.shared.notices.push(Notice::Stop);
+        // The listener's address is free when the thread has ended.
+        let _ = driver.join();
     }
 }
 
@@ -432,12 +437,6 @@ fn check_count(quantity: &'static str, requested: usize, max: usize) -> Result<(
         return Ok(());
     }
     Err(ClusterError::OutOfRange { quantity, requested, max })
-}
-
-/// Returns an epoch that differs from those of earlier runs, and is larger unless the clock went back.
-fn clock_epoch() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Opens the devices of the threads at an address of this machine.

@@ -56,15 +56,15 @@ type Result<T, E = BrokerError> = std::result::Result<T, E>;
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use std::time::Duration;
-/// use adverb::cluster::{Broker, BrokerConfig, Failure, PeerId, Rpc, RpcConfig, RpcEvent};
+/// use adverb::cluster::{Broker, Failure, PeerId, Rpc, RpcConfig, RpcEvent};
 /// use adverb::verbs::SoftDevice;
 ///
 /// const REVERSE: u16 = 1;
 ///
 /// let domain = SoftDevice::loopback().open()?.create_protection_domain()?;
 /// let (mut a, mut b) = (
-///     Broker::new(&domain, BrokerConfig::default(), 1, 7)?,
-///     Broker::new(&domain, BrokerConfig::default(), 1, 8)?,
+///     Broker::builder(&domain).epoch(7).create()?,
+///     Broker::builder(&domain).epoch(8).create()?,
 /// );
 /// let peer = PeerId(0);
 /// let (offer_of_a, offer_of_b) = (a.prepare(peer)?, b.prepare(peer)?); // a `Cluster` does this
@@ -347,12 +347,13 @@ impl Rpc {
     }
 
     /// Waits until [`poll`](Rpc::poll) has events to deliver, and posts the waiting messages and requests of all peers.
-    /// Returns `false` if the timeout expires first. A `timeout` of `Duration::MAX` means no limit.
+    /// Returns `false` if the timeout expires first. A `timeout` of `None` means no limit.
     ///
     /// # Errors
     ///
     /// Returns [`BrokerError::Verbs`] if the device failed, and [`BrokerError::Io`] if the system call failed.
-    pub fn wait(&mut self, timeout: Duration) -> Result<bool> {
+    pub fn wait(&mut self, timeout: impl Into<Option<Duration>>) -> Result<bool> {
+        let timeout = timeout.into().unwrap_or(Duration::MAX);
         let deadline = Deadline::new(timeout);
         loop {
             self.flush_all();

@@ -25,7 +25,9 @@ pub(super) fn config() -> BrokerConfig {
 
 pub(super) fn brokers<const N: usize>(config: BrokerConfig) -> [Broker; N] {
     let domain = SoftDevice::loopback().open().unwrap().create_protection_domain().unwrap();
-    std::array::from_fn(|index| Broker::new(&domain, config, N, index as u64 + 1).unwrap())
+    std::array::from_fn(|index| {
+        Broker::builder(&domain).config(config).peer_count(N).epoch(index as u64 + 1).create().unwrap()
+    })
 }
 
 pub(super) fn connect(a: &mut Rpc, to_b: PeerId, b: &mut Rpc, to_a: PeerId) {
@@ -543,7 +545,7 @@ fn a_member_that_dies_fails_its_calls() {
 
     // The member returns with a new epoch, and its calls have the numbers of old ones.
     let domain = a.rpc.broker().protection_domain().clone();
-    let broker = Broker::new(&domain, config, 2, 9).unwrap();
+    let broker = Broker::builder(&domain).config(config).peer_count(2).epoch(9).create().unwrap();
     let mut b = Member::new(Rpc::new(broker, Config::default()).unwrap());
     connect(&mut a.rpc, PEER, &mut b.rpc, PEER);
     poll_until(&mut [&mut a, &mut b], |members| members[0].opened.len() == 2);

@@ -15,12 +15,12 @@ type Result<T, E = BrokerError> = std::result::Result<T, E>;
 /// # #[cfg(feature = "soft")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use adverb::cluster::{AsyncBroker, Broker, BrokerConfig, Event, PeerId};
+/// use adverb::cluster::{AsyncBroker, Broker, Event, PeerId};
 /// use adverb::verbs::SoftDevice;
 ///
 /// let domain = SoftDevice::loopback().open()?.create_protection_domain()?;
-/// let mut a = Broker::new(&domain, BrokerConfig::default(), 1, 7)?;
-/// let mut b = Broker::new(&domain, BrokerConfig::default(), 1, 8)?;
+/// let mut a = Broker::builder(&domain).epoch(7).create()?;
+/// let mut b = Broker::builder(&domain).epoch(8).create()?;
 /// let peer = PeerId(0);
 /// let (offer_of_a, offer_of_b) = (a.prepare(peer)?, b.prepare(peer)?);
 /// a.establish(peer, &offer_of_b)?;
@@ -109,7 +109,8 @@ impl AsyncBroker {
     /// # Errors
     ///
     /// Returns the same errors as [`Broker::leave`].
-    pub async fn leave(&mut self, timeout: Duration) -> Result<bool> {
+    pub async fn leave(&mut self, timeout: impl Into<Option<Duration>>) -> Result<bool> {
+        let timeout = timeout.into().unwrap_or(Duration::MAX);
         let started = Instant::now();
         self.broker.start_leaving();
         loop {

@@ -38,12 +38,12 @@ pub enum CallerError {
 /// # #[cfg(feature = "soft")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use adverb::cluster::{AsyncRpc, Broker, BrokerConfig, PeerId, Rpc, RpcConfig, RpcEvent};
+/// use adverb::cluster::{AsyncRpc, Broker, PeerId, Rpc, RpcConfig, RpcEvent};
 /// use adverb::verbs::SoftDevice;
 ///
 /// let domain = SoftDevice::loopback().open()?.create_protection_domain()?;
-/// let mut client = Broker::new(&domain, BrokerConfig::default(), 1, 7)?;
-/// let mut server = Broker::new(&domain, BrokerConfig::default(), 1, 8)?;
+/// let mut client = Broker::builder(&domain).epoch(7).create()?;
+/// let mut server = Broker::builder(&domain).epoch(8).create()?;
 /// let peer = PeerId(0);
 /// let (offer_of_client, offer_of_server) = (client.prepare(peer)?, server.prepare(peer)?);
 /// client.establish(peer, &offer_of_server)?;

@@ -23,7 +23,7 @@ fn pair() -> [Broker; 2] {
 
 fn connect(domains: [&ProtectionDomain; 2]) -> [Broker; 2] {
     let config = BrokerConfig { send_slots: 4, recv_slots: 4, keepalive: None, ..BrokerConfig::default() };
-    let mut brokers = domains.map(|domain| Broker::new(domain, config, 1, 1).unwrap());
+    let mut brokers = domains.map(|domain| Broker::builder(domain).config(config).epoch(1).create().unwrap());
     let [a, b] = &mut brokers;
     let (of_a, of_b) = (a.prepare(PEER).unwrap(), b.prepare(PEER).unwrap());
     a.establish(PEER, &of_b).unwrap();

@@ -151,7 +151,7 @@ fn waiting_without_a_timeout_ends_with_the_completion(fixture: &Fixture) -> Resu
     let pair = fixture.pair(Rc).events().connect()?;
     let id = pair.right.post_receive(8)?;
     std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| pair.right.cq.wait(id, Duration::MAX));
+        let waiter = scope.spawn(|| pair.right.cq.wait(id, None));
         std::thread::sleep(QUIET_PERIOD);
         pair.left.execute(SendRequest::send(pair.left.buffer(8)?))?;
         waiter.join().expect("the thread does not panic")?.result()?;
@@ -166,7 +166,7 @@ fn a_wait_for_an_event_ends_with_the_event_or_the_timeout(fixture: &Fixture) -> 
     ensure!(!pair.right.cq.wait_event(QUIET_PERIOD)?, "an event was delivered without a completion");
     let took = start.elapsed();
     ensure!(took >= QUIET_PERIOD && took < COMPLETION_TIMEOUT, "it took {took:?}");
-    for timeout in [COMPLETION_TIMEOUT, Duration::MAX] {
+    for timeout in [Some(COMPLETION_TIMEOUT), None] {
         send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
         ensure!(pair.right.cq.wait_event(timeout)?, "no event was delivered");
         pair.right.cq.arm(ArmFor::Any)?;
@@ -185,7 +185,7 @@ fn waits_with_and_without_a_timeout_may_be_mixed(fixture: &Fixture) -> Result<()
     for round in 0..ROUNDS {
         let ids = [pair.right.post_receive(8)?, pair.right.post_receive(8)?];
         std::thread::scope(|scope| {
-            let without_timeout = scope.spawn(|| pair.right.cq.wait(ids[round % 2], Duration::MAX));
+            let without_timeout = scope.spawn(|| pair.right.cq.wait(ids[round % 2], None));
             let with_timeout = scope.spawn(|| pair.right.cq.wait(ids[1 - round % 2], COMPLETION_TIMEOUT));
             for _ in ids {
                 pair.left.execute(SendRequest::send(pair.left.buffer(8)?))?;

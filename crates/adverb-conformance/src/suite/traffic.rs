@@ -20,31 +20,14 @@ tests! { "traffic";
     a_datagram_has_the_settings_of_its_queue_pair,
     a_datagram_has_the_hop_limit_of_its_address_handle,
     a_connection_has_the_hop_limit_of_its_options,
-    a_datagram_has_the_settings_of_the_process,
     the_most_specific_settings_apply_to_datagrams,
     a_reply_has_the_settings_of_the_replying_queue_pair,
     a_connection_has_the_settings_of_its_options,
-    a_connection_has_the_settings_of_the_process,
+    the_most_specific_settings_apply_to_connections,
     a_queue_pair_reports_its_connection,
     an_unconnected_queue_pair_reports_no_peer,
     equal_addresses_with_equal_settings_share_a_handle,
     a_thousand_addresses_can_be_answered,
-}
-
-/// Sets a default of the process, and removes it on drop. The tests of a suite run one after the other.
-struct ProcessDefault;
-
-impl ProcessDefault {
-    fn new(traffic: Traffic) -> ProcessDefault {
-        traffic.make_process_default();
-        ProcessDefault
-    }
-}
-
-impl Drop for ProcessDefault {
-    fn drop(&mut self) {
-        Traffic::new().make_process_default();
-    }
 }
 
 /// Returns the traffic class and flow label of a received datagram.
@@ -146,26 +129,7 @@ fn a_connection_has_the_hop_limit_of_its_options(fixture: &Fixture) -> Result<()
     Ok(())
 }
 
-fn a_datagram_has_the_settings_of_the_process(fixture: &Fixture) -> Result<()> {
-    let pair = datagrams(fixture, None)?;
-    let marks_now = || {
-        let recipient = pair.left.qp.ud_destination(&pair.right.qp.endpoint(), QKEY)?;
-        send_and_read_marks(fixture, &pair, &recipient).map(|(class, _)| class)
-    };
-    ensure!(marks_now()? == 0, "without a default: {}", marks_now()?);
-    let default = ProcessDefault::new(Traffic::new().dscp(10).hop_limit(5));
-    ensure!(
-        Traffic::process_default() == Traffic::new().dscp(10).hop_limit(5),
-        "the process default differs"
-    );
-    ensure!(marks_now()? == 40, "with a default: {}", marks_now()?);
-    drop(default);
-    ensure!(marks_now()? == 0, "after the default: {}", marks_now()?);
-    Ok(())
-}
-
 fn the_most_specific_settings_apply_to_datagrams(fixture: &Fixture) -> Result<()> {
-    let _default = ProcessDefault::new(Traffic::new().dscp(1));
     let pair = fixture.pair(Ud).traffic(Traffic::new().dscp(2)).connect()?;
     let remote = pair.right.qp.endpoint();
     let near = pair.left.qp.ud_destination_with(&remote, QKEY, Traffic::new().dscp(3))?;
@@ -199,10 +163,10 @@ fn a_connection_has_the_settings_of_its_options(fixture: &Fixture) -> Result<()>
     Ok(())
 }
 
-fn a_connection_has_the_settings_of_the_process(fixture: &Fixture) -> Result<()> {
-    let _default = ProcessDefault::new(Traffic::new().dscp(11).flow_label(7));
+fn the_most_specific_settings_apply_to_connections(fixture: &Fixture) -> Result<()> {
     let options = ConnectOptions::new().traffic(Traffic::new().flow_label(8));
-    let pair = fixture.pair(Rc).options(options).connect()?;
+    let builder = fixture.pair(Rc).traffic(Traffic::new().dscp(11).flow_label(7));
+    let pair = builder.options(options).connect()?;
     let peer = pair.left.qp.query()?.peer.context("the queue pair reports no peer")?;
     ensure!((peer.traffic_class, peer.flow_label) == (44, 8), "{peer:?}");
     pair.ping()

@@ -282,8 +282,10 @@ impl AsyncWrite for WriteHalf {
 
 impl Drop for WriteHalf {
     fn drop(&mut self) {
-        self.shared.is_write_half_dropped.store(true, Ordering::Relaxed);
-        self.shared.flush_or_start_task();
+        if self.shared.connection().driver.is_owned() {
+            self.shared.is_write_half_dropped.store(true, Ordering::Relaxed);
+            self.shared.flush_or_start_task();
+        }
     }
 }
 
@@ -353,7 +355,10 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let Some(connection) = self.connection.take() else { return };
+        let Some(connection) = self.connection.take().filter(|connection| connection.driver.is_owned())
+        else {
+            return;
+        };
         // The flush task ends when it is woken without a stream.
         connection.driver.wakers().wake_all();
         if connection.driver.is_open(&connection.driver.lock()) {

@@ -233,7 +233,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         let Some(connection) = self.0.take() else { return };
-        if !connection.driver.is_open(&connection.driver.lock()) {
+        if !connection.driver.is_owned() || !connection.driver.is_open(&connection.driver.lock()) {
             return;
         }
         let peer = connection.peer_addr();
@@ -246,8 +246,8 @@ impl Drop for Shared {
 impl Drop for WriteHalf {
     fn drop(&mut self) {
         // Without a read half, the connection is about to be closed, which ends the stream too.
-        if Arc::strong_count(&self.shared) > 1 {
-            let driver = self.shared.driver();
+        let driver = self.shared.driver();
+        if Arc::strong_count(&self.shared) > 1 && driver.is_owned() {
             let ended: Result<()> =
                 driver.wait(driver.options.connect_timeout, "waiting to send", Driver::shutdown_and_flush);
             if let Err(error) = ended {

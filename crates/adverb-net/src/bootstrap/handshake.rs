@@ -120,7 +120,7 @@ impl Handshake {
     ) -> Result<Handshake> {
         let credentials = credentials(options)?;
         let mut connector = internal::with_deadline(cm::Connector::new(), deadline)
-            .options(LaneParts::connect_options())
+            .options(LaneParts::connect_options(options))
             .private_data(&credentials.connector_greeting(None).emit());
         if let Some(from) = from {
             connector = connector.local_addr(SocketAddr::new(from, 0));
@@ -592,7 +592,7 @@ fn endpoint(queue_pair: &QueuePair, options: &Options) -> Endpoint {
 fn connect(queue_pair: &QueuePair, mut peer: Endpoint, options: &Options) -> Result<Endpoint> {
     let own = endpoint(queue_pair, options);
     let mtu = peer.common_mtu(PathMtu::at_most(own.mtu.into()).unwrap_or(PathMtu::Mtu256));
-    queue_pair.connect_with(&peer, &LaneParts::connect_options().mtu(mtu))?;
+    queue_pair.connect_with(&peer, &LaneParts::connect_options(options).mtu(mtu))?;
     peer.mtu = mtu.bytes();
     Ok(peer)
 }

@@ -103,6 +103,7 @@ const PORT_ATTEMPTS: usize = 16;
 impl Listening {
     /// Listens at the first of the addresses that is available. `find` returns the connection of a peer that reconnects.
     pub(crate) fn bind(addresses: &[SocketAddr], options: &Options, find: FindSession) -> Result<Listening> {
+        options.check()?;
         let mut failure = None;
         for address in addresses {
             match Listening::at(*address, options, find) {
@@ -431,7 +432,7 @@ fn is_shortage(error: &Error) -> bool {
 
 fn listen(address: SocketAddr, options: &Options, devices: &ServedDevices) -> Result<cm::Listener> {
     let builder =
-        cm::Listener::builder().timeout(options.connect_timeout).options(LaneParts::connect_options());
+        cm::Listener::builder().timeout(options.connect_timeout).options(LaneParts::connect_options(options));
     let is_wildcard = address.ip().to_canonical().is_unspecified();
     internal::hardware_only(builder, is_wildcard && devices.has_hardware_manager()).bind(address)
 }

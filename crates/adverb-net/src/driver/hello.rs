@@ -236,7 +236,9 @@ impl HelloExchange {
 
 impl Drop for HelloExchange {
     fn drop(&mut self) {
-        if let State::Driven { driver, is_resumed: true } = &self.state {
+        if let State::Driven { driver, is_resumed: true } = &self.state
+            && driver.is_owned()
+        {
             driver.abort_lane(&self.lane);
         }
     }

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use adverb_net_proto::{Config, LaneConfig, MAX_MESSAGE_SIZE, MAX_RENDEZVOUS, UNCREDITED_WRITES};
-use adverb_verbs::internal::{CmHandle, Watch, wait_either};
+use adverb_verbs::internal::{CmHandle, OwnerProcess, Watch, wait_either};
 use adverb_verbs::memory::Pool;
 use adverb_verbs::{
     Access, CompletionQueue, ConnectOptions, Device, Endpoint, PathMtu, ProtectionDomain, QueuePair,
@@ -54,11 +54,11 @@ impl LaneParts {
     }
 
     /// Returns the options for connecting the queue pair.
-    pub(crate) fn connect_options() -> ConnectOptions {
+    pub(crate) fn connect_options(options: &Options) -> ConnectOptions {
         // The peer has a receive for each write with a credit, so an RNR NAK is an error of the peer, and not retried.
         // The ACK timeout suits a software NIC on a loaded machine: a dead peer is detected after two seconds. (With
         // seven retries, rxe never gives up.)
-        ConnectOptions::new().rnr_retry(0).ack_timeout(16).retry_count(6)
+        ConnectOptions::new().rnr_retry(0).ack_timeout(16).retry_count(6).traffic(options.traffic)
     }
 }
 
@@ -78,6 +78,7 @@ pub(crate) struct Lane {
     /// The options of the connector or the listener that established the lane.
     pub(super) options: Options,
     pub(super) config: LaneConfig,
+    owner: OwnerProcess,
 }
 
 impl Lane {
@@ -90,7 +91,8 @@ impl Lane {
     ) -> Lane {
         let LaneParts { completions, pool, peer, options } = parts;
         let config = config(&options, queue_pair.max_message_size()).lane();
-        Lane { queue_pair, remote, manager, completions, pool, peer, seal, options, config }
+        let owner = OwnerProcess::current();
+        Lane { queue_pair, remote, manager, completions, pool, peer, seal, options, config, owner }
     }
 
     /// Returns the path MTU in bytes: 0 if it is not known.
@@ -153,6 +155,9 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
+        if !self.owner.is_current() {
+            return;
+        }
         // A software NIC sends delayed ACKs with the next poll, and the peer may wait for the ACK of its last message.
         let mut done = Vec::new();
         while self.completions.poll(&mut done).is_ok_and(|count| count > 0) {}
@@ -179,7 +184,7 @@ pub(super) fn config(options: &Options, max_read_len: u32) -> Config {
         max_read_len,
         handshake_timeout: options.connect_timeout,
         close_timeout: options.connect_timeout,
-        keepalive: Some(options.keepalive).filter(|keepalive| *keepalive < Duration::MAX),
+        keepalive: options.keepalive,
         reconnect: options.reconnect,
         ..Config::default()
     }

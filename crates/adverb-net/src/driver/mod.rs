@@ -39,7 +39,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use adverb_net_proto::{Connection, EndReason, MAX_MESSAGE_SIZE, PhaseKind, Received, SessionId, Time};
-use adverb_verbs::internal::Watch;
+use adverb_verbs::internal::{OwnerProcess, Watch};
 use adverb_verbs::memory::Pool;
 use adverb_verbs::{Completion, Error, Result, Status};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -62,6 +62,7 @@ pub(crate) struct Driver {
     limits: AtomicU64,
     /// The origin of the connection's time.
     epoch: Instant,
+    owner: OwnerProcess,
     /// Notified when another caller may have made progress for waiting threads.
     progress: Condvar,
     /// The wakers of waiting tasks.
@@ -75,8 +76,6 @@ pub(crate) struct Driver {
 
 /// The part of a driver that its lock protects.
 pub(crate) struct Core {
-    /// The process that created the connection.
-    process: u32,
     /// The current lane, or the last one.
     lane: Arc<Lane>,
     lane_state: LaneState,
@@ -185,11 +184,21 @@ impl Core {
 }
 
 impl Driver {
+    /// Whether this process created the connection, and isn't a forked child.
+    pub(crate) fn is_owned(&self) -> bool {
+        self.owner.is_current()
+    }
+
+    /// Makes sure that the driver is never dropped. A forked child must not end its parent's connection, and threads that
+    /// the child doesn't have may hold the locks of the driver, its memory and its device.
+    pub(crate) fn leak(driver: &Arc<Driver>) {
+        std::mem::forget(Arc::clone(driver));
+    }
+
     /// Creates the driver of a connection over its first lane.
     fn new(lane: Arc<Lane>, connection: Connection<Buffer, Region>, epoch: Instant) -> Arc<Driver> {
         let (peer, options) = (lane.peer, lane.options.clone());
         let core = Core {
-            process: std::process::id(),
             lane,
             lane_state: LaneState::Active,
             is_lane_established: false,
@@ -218,6 +227,7 @@ impl Driver {
             core: Mutex::new(core),
             limits: AtomicU64::new(MAX_MESSAGE_SIZE.into()),
             epoch,
+            owner: OwnerProcess::current(),
             progress: Condvar::new(),
             #[cfg(feature = "tokio")]
             tasks: Arc::default(),
@@ -415,16 +425,15 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        abort(self.core.get_mut());
+        if self.is_owned() {
+            abort(self.core.get_mut());
+        }
     }
 }
 
-/// Tells the peer that this side ends the connection without a close, if it does not know that the connection ends. A
-/// forked child must not end its parent's connection.
+/// Tells the peer that this side ends the connection without a close, if it does not know that the connection ends.
 fn abort(core: &mut Core) {
-    if core.process == std::process::id()
-        && let Some(write) = core.connection.abort_write()
-    {
+    if let Some(write) = core.connection.abort_write() {
         // A peer that does not receive the write notices the end when it probes this side.
         let _ = progress::post_one(&core.lane, write);
     }

@@ -84,7 +84,7 @@ impl PendingOp<'_> {
 
 impl Drop for PendingOp<'_> {
     fn drop(&mut self) {
-        let Some(number) = self.number else { return };
+        let Some(number) = self.number.filter(|_| self.driver.is_owned()) else { return };
         let states = &mut self.driver.lock().operations.states;
         match states.get_mut(&number) {
             Some(state @ OperationState::Posted) => *state = OperationState::Detached,

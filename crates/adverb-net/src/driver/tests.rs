@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use adverb_net_proto::{EndReason, Hello, Tag};
-use adverb_verbs::{ProtectionDomain, SendRequest, SoftDevice, Transport};
+use adverb_verbs::{PeerAttributes, ProtectionDomain, SendRequest, SoftDevice, Transport};
 
 use super::progress::post_hello;
 use super::{Core, Driver, HelloExchange, Lane, LaneParts, LanePurpose};
@@ -13,6 +13,11 @@ impl Driver {
     /// Returns the number of the current lane.
     pub(crate) fn lane_number(&self) -> u32 {
         self.lock().connection.lane()
+    }
+
+    /// Returns the attributes of the current lane's connection to the peer.
+    pub(crate) fn peer_attributes(&self) -> PeerAttributes {
+        self.lane().queue_pair.query().unwrap().peer.expect("a connected queue pair")
     }
 
     /// Moves the queue pair of the current lane to the error state. Returns whether that was possible.
@@ -63,8 +68,8 @@ fn a_peer_without_a_hello_costs_no_ring() {
     let peer = "127.0.0.1:1".parse().unwrap();
     let make = |domain: &ProtectionDomain| Ok(domain.queue_pair(Transport::Rc));
     let [left, right] = [(); 2].map(|()| LaneParts::new(&device, peer, &options, make).unwrap());
-    left.1.connect_with(&right.1.endpoint(), &LaneParts::connect_options()).unwrap();
-    right.1.connect_with(&left.1.endpoint(), &LaneParts::connect_options()).unwrap();
+    left.1.connect_with(&right.1.endpoint(), &LaneParts::connect_options(&Options::default())).unwrap();
+    right.1.connect_with(&left.1.endpoint(), &LaneParts::connect_options(&Options::default())).unwrap();
     let [connector, listener] =
         [left, right].map(|(parts, queue_pair)| Lane::new(parts, queue_pair, None, None, None));
     let regions = || device.resource_counts().unwrap().regions;

@@ -20,7 +20,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use adverb_verbs::Error;
-use adverb_verbs::internal::{Deadline, Interest, Watch};
+use adverb_verbs::internal::{Deadline, Interest, OwnerProcess, Watch};
 use parking_lot::Mutex;
 
 use super::redial::{Action, PAUSE, Redial};
@@ -66,10 +66,14 @@ enum Request {
 #[derive(Debug)]
 pub(super) struct RedialHandle {
     token: u64,
+    owner: OwnerProcess,
 }
 
 impl Drop for RedialHandle {
     fn drop(&mut self) {
+        if !self.owner.is_current() {
+            return;
+        }
         INBOX.lock().send(Request::Cancel(self.token));
     }
 }
@@ -115,7 +119,7 @@ fn insert(broken: Broken) -> io::Result<RedialHandle> {
         inbox.waker = Some(waker);
     }
     inbox.send(Request::Insert(token, broken));
-    Ok(RedialHandle { token })
+    Ok(RedialHandle { token, owner: OwnerProcess::current() })
 }
 
 /// Destroys a lane that another one has replaced: in the redialer's thread if it runs, because the device may take

@@ -103,7 +103,7 @@ mod tests {
         let thread = std::thread::spawn(move || {
             let mut probe_count = 0;
             while !service.is_stopped() {
-                service.wait(Duration::MAX, |queue, event| {
+                service.wait(None, |queue, event| {
                     let Event::Received(datagram) = event else { return };
                     let prober = datagram.source();
                     let Ok(Message::Probe(probe)) = Message::parse(datagram.payload, &prober, None) else {

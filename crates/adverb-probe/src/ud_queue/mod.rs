@@ -19,7 +19,7 @@
 //! let stop = service.waker();
 //! let thread = std::thread::spawn(move || {
 //!     while !service.is_stopped() {
-//!         service.wait(Duration::MAX, |queue, event| {
+//!         service.wait(None, |queue, event| {
 //!             if let Event::Received(datagram) = event {
 //!                 let reply = queue.send(0, &datagram.source(), Traffic::new(), datagram.payload);
 //!                 reply.expect("there is a free slot");
@@ -298,10 +298,14 @@ impl UdQueue {
     /// Waits for events, and handles them like [`poll`](UdQueue::poll). Returns their number.
     ///
     /// Returns 0 if the timeout expires first, or the [waker](UdQueue::waker) ends the wait. A `timeout` of
-    /// `Duration::MAX` means no limit.
-    pub fn wait(&mut self, timeout: Duration, mut handle: impl FnMut(&mut UdQueue, Event<'_>)) -> usize {
+    /// `None` means no limit.
+    pub fn wait(
+        &mut self,
+        timeout: impl Into<Option<Duration>>,
+        mut handle: impl FnMut(&mut UdQueue, Event<'_>),
+    ) -> usize {
         let start = Instant::now();
-        let deadline = start.checked_add(timeout);
+        let deadline = timeout.into().and_then(|timeout| start.checked_add(timeout));
         loop {
             let count = self.poll_events(&mut handle);
             // The wake-up is consumed by this wait even if there are events.

@@ -196,16 +196,16 @@ impl Simulation {
         let timeout = self.resumed(source, time + TIMEOUT);
         let lost = Cell { probes: 1, lost: 1, ..Cell::default() };
         let received = time + PACKET_DELAY;
-        if self.is_lost(source, destination, class) || !self.is_queued(destination, received, queues) {
+        if self.draw_loss(source, destination, class) || !self.is_queued(destination, received, queues) {
             return add(timeout, lost);
         }
         let answered = self.resumed(destination, received);
         let acknowledged = answered + PACKET_DELAY;
-        if self.is_lost(destination, source, class) || !self.is_queued(source, acknowledged, queues) {
+        if self.draw_loss(destination, source, class) || !self.is_queued(source, acknowledged, queues) {
             return add(timeout, lost);
         }
         let processed = self.resumed(source, acknowledged);
-        let has_ack2 = !self.is_lost(destination, source, class);
+        let has_ack2 = !self.draw_loss(destination, source, class);
         let delay = |duration: u64| {
             let mut delays = Delays::default();
             delays.record(Duration::from_micros(duration));
@@ -240,7 +240,7 @@ impl Simulation {
         queues[process][stop] <= self.queue
     }
 
-    fn is_lost(&mut self, from: usize, to: usize, class: u8) -> bool {
+    fn draw_loss(&mut self, from: usize, to: usize, class: u8) -> bool {
         let mut is_lost = false;
         for &loss in &self.losses {
             let has_end = |member: usize| from == member || to == member;

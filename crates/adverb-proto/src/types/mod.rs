@@ -28,7 +28,9 @@ pub use device::{
 pub use endpoint::Endpoint;
 pub use event::DeviceEvent;
 pub use gid::Gid;
-pub use operation::{Answer, FlushPlacement, FlushRange, LocalMemory, SendOperation, WindowBind};
+pub use operation::{
+    Answer, ExtendedOperation, FlushPlacement, FlushRange, LocalMemory, SendOperation, WindowBind,
+};
 pub use port::{GidEntry, GidType, LinkLayer, Port, PortState};
 pub use queue_pair::{PeerAttributes, QueuePairAttributes};
 pub use request::{Destination, RecvRequest, RemoteAddress, RemoteMemory, Segment, SendFlags, SendRequest};

@@ -52,6 +52,20 @@ pub enum SendOperation {
     BindWindow(WindowBind),
 }
 
+/// An operation of Annex A19. `ibv_post_send` can't post it, and devices and drivers may lack it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ExtendedOperation {
+    /// [`SendOperation::AtomicWrite`].
+    AtomicWrite {
+        /// The address, which must be a multiple of 8.
+        remote: RemoteAddress,
+        /// The bytes to write, in memory order.
+        bytes: [u8; 8],
+    },
+    /// [`SendOperation::Flush`].
+    Flush(FlushRange),
+}
+
 /// A set of transports.
 struct Transports {
     rc: bool,
@@ -236,11 +250,14 @@ impl SendOperation {
         }
     }
 
-    /// Returns the bytes that the request itself contains, instead of local memory.
+    /// Returns the operation of Annex A19, if it is one.
     #[inline]
-    pub const fn word(&self) -> Option<[u8; 8]> {
+    pub const fn extended(&self) -> Option<ExtendedOperation> {
         match *self {
-            SendOperation::AtomicWrite { bytes, .. } => Some(bytes),
+            SendOperation::AtomicWrite { remote, bytes } => {
+                Some(ExtendedOperation::AtomicWrite { remote, bytes })
+            }
+            SendOperation::Flush(range) => Some(ExtendedOperation::Flush(range)),
             SendOperation::Send
             | SendOperation::SendWithImm(_)
             | SendOperation::SendInvalidate(_)
@@ -249,9 +266,17 @@ impl SendOperation {
             | SendOperation::Read(_)
             | SendOperation::CompareSwap { .. }
             | SendOperation::FetchAdd { .. }
-            | SendOperation::Flush(_)
             | SendOperation::LocalInvalidate(_)
             | SendOperation::BindWindow(_) => None,
+        }
+    }
+
+    /// Returns the bytes that the request itself contains, instead of local memory.
+    #[inline]
+    pub const fn word(&self) -> Option<[u8; 8]> {
+        match self.extended() {
+            Some(ExtendedOperation::AtomicWrite { bytes, .. }) => Some(bytes),
+            Some(ExtendedOperation::Flush(_)) | None => None,
         }
     }
 

@@ -309,7 +309,7 @@ impl PollPacing {
     /// Counts a poll. Returns whether it may return queued completions without driving the link.
     #[inline]
     #[must_use]
-    pub(super) fn may_skip_link(&mut self) -> bool {
+    pub(super) fn try_skip_link(&mut self) -> bool {
         self.since_link = self.since_link.wrapping_add(1);
         self.since_link < MAX_POLLS_WITHOUT_LINK
     }
@@ -324,7 +324,7 @@ impl PollPacing {
     /// tenth of the time of a poll.
     #[inline]
     #[must_use]
-    pub(super) fn may_skip_clock(&mut self) -> bool {
+    pub(super) fn try_skip_clock(&mut self) -> bool {
         self.empty = self.empty.wrapping_add(1);
         !self.empty.is_multiple_of(EMPTY_POLLS_PER_CLOCK_READ)
     }

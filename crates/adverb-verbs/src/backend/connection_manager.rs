@@ -1,4 +1,4 @@
-//! The connection managers of both engines, behind [`verbs::cm`](crate::cm).
+//! The connection managers of both backends, behind [`verbs::cm`](crate::cm).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use adverb_proto::types::{Gid, Qpn, RejectReason, Transport};
 
-use super::{Address, Connection, ReadyToSend};
+use super::{Address, PeerEnd, ReadyToSend};
 use crate::error::{Error, Result};
 #[cfg(feature = "soft")]
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use super::ibv;
 #[cfg(feature = "soft")]
 use super::soft::connection_manager as soft;
 
-/// Calls the engine that the value belongs to.
+/// Calls the backend that the value belongs to.
 macro_rules! dispatch {
-    ($value:expr, $engine:ident => $call:expr) => {
+    ($value:expr, $backend:ident => $call:expr) => {
         match *$value {
             #[cfg(feature = "ibv")]
-            Self::Ibv(ref $engine) => $call,
+            Self::Ibv(ref $backend) => $call,
             #[cfg(feature = "soft")]
-            Self::Soft(ref $engine) => $call,
+            Self::Soft(ref $backend) => $call,
         }
     };
 }
@@ -90,7 +90,7 @@ impl Identifier {
         #[cfg(feature = "ibv")]
         let created = ibv::Identifier::new(purpose).map(Identifier::Ibv);
         #[cfg(not(feature = "ibv"))]
-        let created = Err(super::no_engine());
+        let created = Err(super::no_backend());
         if cfg!(feature = "soft") {
             return created.map_err(|error| Error::Verb {
                 action: format!("finding an RDMA device for {address}"),
@@ -165,7 +165,7 @@ impl Identifier {
     }
 
     /// Returns the attributes that move a queue pair to RTR and RTS: for a request, or after a response.
-    pub(crate) fn qp_attributes(&self, transport: Transport) -> Result<(Connection, ReadyToSend)> {
+    pub(crate) fn qp_attributes(&self, transport: Transport) -> Result<(PeerEnd, ReadyToSend)> {
         dispatch!(self, identifier => identifier.qp_attributes(transport))
     }
 

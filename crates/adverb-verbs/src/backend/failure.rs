@@ -1,4 +1,4 @@
-//! Errors of both engines.
+//! Errors of both backends.
 
 use std::io;
 use std::num::NonZeroI32;
@@ -88,7 +88,7 @@ pub(super) fn device_mismatch() -> Error {
 }
 
 #[cfg(not(feature = "ibv"))]
-pub(super) fn no_engine() -> Error {
+pub(super) fn no_backend() -> Error {
     Error::NotInstalled {
         reason: "adverb was built without support for rdma-core".into(),
         hint: "enable its feature `ibv`, or `soft` for software devices".into(),

@@ -1,4 +1,4 @@
-//! Lists of requests for the devices of all engines. Each engine has its own kind, so that requests are built once.
+//! Lists of requests for the devices of all backends. Each backend has its own kind, so that requests are built once.
 
 use std::marker::PhantomData;
 
@@ -12,7 +12,7 @@ use super::ibv;
 #[cfg(feature = "soft")]
 use super::soft;
 
-/// Requests that are posted together, for devices of one engine: only the engine's own list has any.
+/// Requests that are posted together, for devices of one backend: only the backend's own list has any.
 ///
 /// The lists lie side by side, because an enum would cost the path of hardware's requests more instructions.
 pub(crate) struct List<Ibv, Soft> {
@@ -24,7 +24,7 @@ pub(crate) struct List<Ibv, Soft> {
     /// Whether the list has only requests of at most one segment for hardware, so that clearing it resets one counter.
     #[cfg(feature = "ibv")]
     is_plain: bool,
-    engines: PhantomData<(Ibv, Soft)>,
+    backends: PhantomData<(Ibv, Soft)>,
 }
 
 /// Send requests that are posted together.
@@ -33,7 +33,7 @@ pub(crate) type SendList = List<ibv::SendList, soft::SendList>;
 /// Receive requests that are posted together.
 pub(crate) type RecvList = List<ibv::RecvList, soft::RecvList>;
 
-/// The lists of an engine that isn't compiled in.
+/// The lists of a backend that isn't compiled in.
 #[cfg(not(all(feature = "ibv", feature = "soft")))]
 mod absent {
     #[derive(Default)]
@@ -46,7 +46,7 @@ use absent as ibv;
 #[cfg(not(feature = "soft"))]
 use absent as soft;
 
-/// Calls the list of the engine.
+/// Calls the list of the backend.
 macro_rules! dispatch_list {
     ($value:expr, $list:ident => $call:expr) => {{
         #[cfg(feature = "soft")]
@@ -59,7 +59,7 @@ macro_rules! dispatch_list {
             $call
         }
         #[cfg(not(feature = "ibv"))]
-        unreachable!("an engine has created the list")
+        unreachable!("a backend has created the list")
     }};
     (mut $value:expr, $list:ident => $call:expr) => {{
         #[cfg(feature = "soft")]
@@ -72,7 +72,7 @@ macro_rules! dispatch_list {
             $call
         }
         #[cfg(not(feature = "ibv"))]
-        unreachable!("an engine has created the list")
+        unreachable!("a backend has created the list")
     }};
 }
 
@@ -85,7 +85,7 @@ impl<Ibv: Default, Soft: Default> List<Ibv, Soft> {
             #[cfg(feature = "soft")]
             soft: None,
             is_plain: true,
-            engines: PhantomData,
+            backends: PhantomData,
         }
     }
 
@@ -98,7 +98,7 @@ impl<Ibv: Default, Soft: Default> List<Ibv, Soft> {
             soft: Some(Box::default()),
             #[cfg(feature = "ibv")]
             is_plain: false,
-            engines: PhantomData,
+            backends: PhantomData,
         }
     }
 }
@@ -211,7 +211,7 @@ impl SendList {
             // The plain form has the keys of both.
             #[cfg(feature = "soft")]
             (MemoryWindow::Soft(_), Registration::Soft(_)) => {}
-            #[allow(unreachable_patterns, reason = "with one engine, the patterns above are exhaustive")]
+            #[allow(unreachable_patterns, reason = "with one backend, the patterns above are exhaustive")]
             _ => unreachable!("a window and its region belong to one domain"),
         }
     }

@@ -1,7 +1,7 @@
-//! The engines below [`verbs`](crate): each type here wraps the type of one engine, and its methods call that engine.
+//! The backends below [`verbs`](crate): each type here wraps the type of one backend, and its methods call that backend.
 //!
-//! Public types are concrete, so that no signature in a user's code depends on the engine. This module dispatches to the
-//! engine.
+//! Public types are concrete, so that no signature in a user's code depends on the backend. This module dispatches to the
+//! backend.
 
 #![cfg_attr(not(feature = "ibv"), allow(unused, reason = "some items are used only with rdma-core"))]
 
@@ -24,14 +24,12 @@ pub(crate) use failure::{PostErrno, PostFailure};
 pub(crate) use lists::{RecvList, SendList, SendSlot};
 pub use memory::Memory;
 pub(crate) use options::{
-    Address, Connection, Init, QueuePairLimits, QueuePairOptions, ReadyToReceive, ReadyToSend, StateChange,
+    Address, Init, PeerEnd, QueuePairLimits, QueuePairOptions, ReadyToReceive, ReadyToSend, StateChange,
 };
 pub(crate) use outcome::{RawCompletion, RawOutcome, flag, opcode};
 #[cfg(feature = "soft")]
 pub(crate) use soft::{LinkKind as SoftLink, Options as SoftOptions};
 
-#[cfg(not(feature = "ibv"))]
-use failure::no_engine;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
@@ -41,31 +39,32 @@ use std::time::{Duration, Instant};
 use adverb_proto::ResourceCounts;
 use adverb_proto::trace::{RecorderOptions, Recording, StopCause};
 use adverb_proto::types::{
-    Access, ArmFor, DeviceAttributes, DeviceEvent, DeviceInfo, GidEntry, Port, QpState, Qpn,
-    QueuePairAttributes, SendOperation, SendRequest,
+    Access, ArmFor, DeviceAttributes, DeviceEvent, DeviceInfo, ExtendedOperation, GidEntry, Port, QpState,
+    Qpn, QueuePairAttributes, SendRequest,
 };
 
+#[cfg(not(feature = "ibv"))]
+use failure::no_backend;
 use failure::{check_injected, device_mismatch, no_event_channel, queue_pair_destroyed};
-
-use crate::error::Result;
-use crate::recorder::{DeviceRecorder, StopSignal};
 
 #[cfg(feature = "soft")]
 use crate::error::Error;
+use crate::error::Result;
+use crate::recorder::{DeviceRecorder, StopSignal};
 
-/// Calls the engine that the value belongs to.
+/// Calls the backend that the value belongs to.
 macro_rules! dispatch {
-    ($value:expr, $engine:ident => $call:expr) => {
+    ($value:expr, $backend:ident => $call:expr) => {
         match *$value {
             #[cfg(feature = "ibv")]
-            Self::Ibv(ref $engine) => $call,
+            Self::Ibv(ref $backend) => $call,
             #[cfg(feature = "soft")]
-            Self::Soft(ref $engine) => $call,
+            Self::Soft(ref $backend) => $call,
         }
     };
 }
 
-/// Posts a list to a queue of the same engine.
+/// Posts a list to a queue of the same backend.
 macro_rules! post {
     ($queue:expr, $list:expr, $verb:ident) => {
         match *$queue {
@@ -129,7 +128,7 @@ impl Device {
         }
     }
 
-    /// Lists the devices of all engines. An engine that isn't installed has no devices. If no engine is installed, the
+    /// Lists the devices of all backends. A backend that isn't installed has no devices. If no backend is installed, the
     /// error contains the cause.
     pub(crate) fn list() -> Result<Vec<DeviceInfo>> {
         let listed = Device::list_hardware();
@@ -147,7 +146,7 @@ impl Device {
         #[cfg(feature = "ibv")]
         return ibv::Device::list();
         #[cfg(not(feature = "ibv"))]
-        return Err(no_engine());
+        return Err(no_backend());
     }
 
     pub(crate) fn open(name: &str) -> Result<Device> {
@@ -158,7 +157,7 @@ impl Device {
         #[cfg(feature = "ibv")]
         let opened = ibv::Device::open(name).map(|device| Device::Ibv(Arc::new(device)));
         #[cfg(not(feature = "ibv"))]
-        let opened = Err(no_engine());
+        let opened = Err(no_backend());
         // The hint lists all devices: there is always a software device.
         #[cfg(feature = "soft")]
         let opened = opened.map_err(|error| match error {
@@ -226,7 +225,7 @@ impl Device {
             (Self::Ibv(device), Self::Ibv(other)) => Arc::ptr_eq(device, other),
             #[cfg(feature = "soft")]
             (Self::Soft(device), Self::Soft(other)) => Arc::ptr_eq(device, other),
-            #[allow(unreachable_patterns, reason = "with one engine, the patterns above are exhaustive")]
+            #[allow(unreachable_patterns, reason = "with one backend, the patterns above are exhaustive")]
             _ => false,
         }
     }
@@ -269,7 +268,7 @@ impl Device {
         }
     }
 
-    /// Returns the recorder of requests and completions, if the engine doesn't record them itself.
+    /// Returns the recorder of requests and completions, if the backend doesn't record them itself.
     pub(crate) fn recorder(&self) -> Option<&Arc<DeviceRecorder>> {
         match *self {
             #[cfg(feature = "ibv")]
@@ -423,7 +422,7 @@ impl ProtectionDomain {
                 let (queue_pair, limits) = soft::QueuePair::new(domain, send_cq, recv_cq, shared, options)?;
                 Ok((QueuePair::Soft(queue_pair), limits))
             }
-            #[allow(unreachable_patterns, reason = "with one engine, the patterns above are exhaustive")]
+            #[allow(unreachable_patterns, reason = "with one backend, the patterns above are exhaustive")]
             _ => Err(device_mismatch()),
         }
     }
@@ -701,7 +700,7 @@ impl QueuePair {
                 };
                 queue_pair.post_send(SendRequest { wr_id, tag, operation, flags, segments, destination })
             }
-            #[allow(unreachable_patterns, reason = "with one engine, the patterns above are exhaustive")]
+            #[allow(unreachable_patterns, reason = "with one backend, the patterns above are exhaustive")]
             _ => Err(PostErrno::foreign_list()),
         }
     }
@@ -713,7 +712,7 @@ impl QueuePair {
     }
 
     /// Whether the queue pair can post an ATOMIC WRITE or a FLUSH that its device supports.
-    pub(crate) fn can_post(&self, _operation: &SendOperation) -> bool {
+    pub(crate) fn can_post(&self, _operation: ExtendedOperation) -> bool {
         match self {
             #[cfg(feature = "ibv")]
             QueuePair::Ibv(queue_pair) => queue_pair.can_post(_operation),
@@ -783,12 +782,12 @@ impl AddressHandle {
             (Self::Ibv(handle), ProtectionDomain::Ibv(domain)) => handle.is_of(domain),
             #[cfg(feature = "soft")]
             (Self::Soft(handle), ProtectionDomain::Soft(domain)) => handle.is_of(domain),
-            #[allow(unreachable_patterns, reason = "with one engine, the patterns above are exhaustive")]
+            #[allow(unreachable_patterns, reason = "with one backend, the patterns above are exhaustive")]
             _ => false,
         }
     }
 
-    /// Returns the UDP source port of the datagrams, if the engine chooses it.
+    /// Returns the UDP source port of the datagrams, if the backend chooses it.
     pub(crate) fn source_port(&self) -> Option<u16> {
         match self {
             #[cfg(feature = "ibv")]

@@ -57,11 +57,11 @@ pub(crate) struct Init {
 /// The attributes of the state RTR. A UD queue pair has no connection.
 pub(crate) struct ReadyToReceive {
     pub(crate) transport: Transport,
-    pub(crate) connection: Option<Connection>,
+    pub(crate) connection: Option<PeerEnd>,
 }
 
 /// The peer's end of a connection.
-pub(crate) struct Connection {
+pub(crate) struct PeerEnd {
     pub(crate) address: Address,
     pub(crate) qpn: Qpn,
     pub(crate) psn: Psn,

@@ -1,4 +1,4 @@
-//! Outcomes of requests, in the engines' common format.
+//! Outcomes of requests, in the backends' common format.
 
 use adverb_proto::types::{CompletedOperation, Failure, Qpn, Status, Success, TimestampSource};
 

@@ -128,7 +128,8 @@ impl Connection {
     /// # Errors
     ///
     /// Returns the same errors as [`try_event`](Connection::try_event).
-    pub fn wait_event(&self, timeout: Duration) -> Result<Option<ConnectionEvent>> {
+    pub fn wait_event(&self, timeout: impl Into<Option<Duration>>) -> Result<Option<ConnectionEvent>> {
+        let timeout = timeout.into().unwrap_or(Duration::MAX);
         let deadline = Deadline::new(timeout);
         loop {
             if let Some(event) = self.try_event()? {
@@ -167,7 +168,8 @@ impl Connection {
     ///
     /// Returns [`Error::Timeout`] if the peer doesn't reply in time, and the same errors as
     /// [`disconnect`](Connection::disconnect). The connection is dropped in any case.
-    pub fn close(self, timeout: Duration) -> Result<()> {
+    pub fn close(self, timeout: impl Into<Option<Duration>>) -> Result<()> {
+        let timeout = timeout.into().unwrap_or(Duration::MAX);
         self.disconnect()?;
         let deadline = Deadline::new(timeout);
         while !self.ended.load(Ordering::Acquire) {

@@ -12,7 +12,6 @@ use super::{
     Connection, DEFAULT_TIMEOUT, Deadline, MAX_CONNECT_DATA, Path, PendingConnection, check_private_data,
 };
 use crate::backend::connection_manager::{Event, Identifier, Parameters, Purpose};
-use crate::device::Traffic;
 use crate::error::{Error, Result};
 use crate::queue_pair::{ConnectOptions, QueuePair};
 
@@ -104,8 +103,8 @@ impl Connector {
     /// Sets the timeouts, retries and traffic options of the connection.
     ///
     /// Each traffic option has the value from the first of these sources that sets it: these options, the queue pair,
-    /// the process defaults, the connection manager. The ACK timeout, and the traffic class if these options or the
-    /// process defaults set it, apply to the peer's packets too.
+    /// the connection manager. The ACK timeout, and the traffic class if these options set it, apply to the peer's packets
+    /// too.
     pub fn options(mut self, options: ConnectOptions) -> Connector {
         self.options = options;
         self
@@ -156,7 +155,7 @@ impl Connector {
             .map_err(|error| explain(error, peer, Stage::Address))?;
         let options = &self.options;
         identifier.set_ack_timeout(options.ack_timeout);
-        if let Some(traffic_class) = options.traffic.or(Traffic::process_default()).traffic_class {
+        if let Some(traffic_class) = options.traffic.traffic_class {
             identifier.set_traffic_class(traffic_class)?;
         }
         if self.reuse_addr {

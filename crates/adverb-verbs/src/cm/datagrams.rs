@@ -228,13 +228,14 @@ impl DatagramListener {
         self.address
     }
 
-    /// Waits for a request. Returns `None` if the timeout expires first. A timeout of `Duration::MAX` means no limit.
+    /// Waits for a request. Returns `None` if the timeout expires first. A `timeout` of `None` means no limit.
     ///
     /// # Errors
     ///
     /// Returns [`Error::Verb`] if the connection manager's events can't be read or the process has no free file
     /// descriptors, and [`Error::NoDevice`] if the device is being removed.
-    pub fn accept_timeout(&self, timeout: Duration) -> Result<Option<DatagramRequest>> {
+    pub fn accept_timeout(&self, timeout: impl Into<Option<Duration>>) -> Result<Option<DatagramRequest>> {
+        let timeout = timeout.into().unwrap_or(Duration::MAX);
         wait_for(&self.identifier, timeout, || self.try_accept())
     }
 

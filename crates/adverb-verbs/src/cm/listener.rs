@@ -76,7 +76,8 @@ impl Listener {
     /// # Errors
     ///
     /// Returns the same errors as [`accept`](Listener::accept).
-    pub fn accept_timeout(&self, timeout: Duration) -> Result<Option<ConnectRequest>> {
+    pub fn accept_timeout(&self, timeout: impl Into<Option<Duration>>) -> Result<Option<ConnectRequest>> {
+        let timeout = timeout.into().unwrap_or(Duration::MAX);
         wait_for(&self.identifier, timeout, || self.try_accept())
     }
 
@@ -170,7 +171,7 @@ impl ListenerBuilder {
     /// Sets the timeouts, retries and traffic options of the accepted connections.
     ///
     /// Each traffic option has the value from the first of these sources that sets it: these options, the queue pair,
-    /// the process defaults, the peer's request. A software device doesn't take the flow label from the request, so that
+    /// the peer's request. A software device doesn't take the flow label from the request, so that
     /// peers can't make it open source ports.
     pub fn options(mut self, options: ConnectOptions) -> ListenerBuilder {
         self.options = options;

@@ -85,7 +85,12 @@ impl CompletionQueue {
     ///
     /// Returns [`Error::Unsupported`] if the queue was created without
     /// [events](crate::CompletionQueueBuilder::events), and [`Error::Verb`] if the operation fails.
-    pub fn wait_solicited(&self, out: &mut Vec<Completion>, timeout: Duration) -> Result<usize> {
+    pub fn wait_solicited(
+        &self,
+        out: &mut Vec<Completion>,
+        timeout: impl Into<Option<Duration>>,
+    ) -> Result<usize> {
+        let timeout = timeout.into().unwrap_or(Duration::MAX);
         let deadline = Deadline::new(timeout);
         loop {
             self.arm(ArmFor::Solicited)?;

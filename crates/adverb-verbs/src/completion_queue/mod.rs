@@ -137,14 +137,19 @@ impl CompletionQueue {
     /// Waits for the completion of one request. Other completions that arrive meanwhile remain available to
     /// [`poll`](CompletionQueue::poll) and to other waiting callers.
     ///
-    /// A `timeout` of `Duration::MAX` means no limit. Waiting without a limit is also faster, because a single system
-    /// call then waits for the event and consumes it.
+    /// A `timeout` of `None` means no limit. Waiting without a limit is also faster, because a single system call then waits
+    /// for the event and consumes it.
     ///
     /// # Errors
     ///
     /// Returns [`Error::Timeout`] if the request doesn't complete in time, and [`Error::Verb`] if polling the device
     /// fails.
-    pub fn wait(&self, id: RequestId, timeout: Duration) -> Result<Completion> {
+    #[inline]
+    pub fn wait(&self, id: RequestId, timeout: impl Into<Option<Duration>>) -> Result<Completion> {
+        self.wait_within(id, timeout.into().unwrap_or(Duration::MAX))
+    }
+
+    fn wait_within(&self, id: RequestId, timeout: Duration) -> Result<Completion> {
         let mut deadline = None;
         loop {
             if let Some(completion) = self.find(id)? {
@@ -161,12 +166,21 @@ impl CompletionQueue {
     /// expires first.
     ///
     /// The caller sleeps if the queue was created with [events](CompletionQueueBuilder::events); otherwise it polls
-    /// repeatedly. As with [`wait`](CompletionQueue::wait), `Duration::MAX` means no limit.
+    /// repeatedly. As with [`wait`](CompletionQueue::wait), `None` means no limit.
     ///
     /// # Errors
     ///
     /// Returns [`Error::Verb`] if polling the device fails.
-    pub fn poll_timeout(&self, out: &mut Vec<Completion>, timeout: Duration) -> Result<usize> {
+    #[inline]
+    pub fn poll_timeout(
+        &self,
+        out: &mut Vec<Completion>,
+        timeout: impl Into<Option<Duration>>,
+    ) -> Result<usize> {
+        self.poll_within(out, timeout.into().unwrap_or(Duration::MAX))
+    }
+
+    fn poll_within(&self, out: &mut Vec<Completion>, timeout: Duration) -> Result<usize> {
         let mut deadline = None;
         loop {
             let count = self.poll(out)?;
@@ -203,7 +217,7 @@ impl CompletionQueue {
     }
 
     /// Waits for an event, and consumes and acknowledges it. Returns `false` if the timeout expires first. A `timeout`
-    /// of `Duration::MAX` means no limit.
+    /// of `None` means no limit.
     ///
     /// This method is for programs that [arm](CompletionQueue::arm) the queue themselves.
     /// [`wait`](CompletionQueue::wait) and [`poll_timeout`](CompletionQueue::poll_timeout) arm it as needed, and poll
@@ -213,7 +227,12 @@ impl CompletionQueue {
     ///
     /// Returns [`Error::Unsupported`] if the queue was created without events, and [`Error::Verb`] if the operation
     /// fails.
-    pub fn wait_event(&self, timeout: Duration) -> Result<bool> {
+    #[inline]
+    pub fn wait_event(&self, timeout: impl Into<Option<Duration>>) -> Result<bool> {
+        self.wait_event_within(timeout.into().unwrap_or(Duration::MAX))
+    }
+
+    fn wait_event_within(&self, timeout: Duration) -> Result<bool> {
         if timeout == Duration::MAX {
             // A signal may end the wait without an event.
             while !self.0.backend.wait_event(None)? {}

@@ -15,7 +15,7 @@ use adverb_proto::types::ArmFor;
 use super::CompletionQueue;
 use crate::error::{Error, Result};
 use crate::logging::log_without_unwinding;
-use crate::os::wait_either;
+use crate::os::{OwnerProcess, wait_either};
 use crate::request::Completion;
 
 /// A thread that polls a completion queue and calls a function, the handler, with each completion.
@@ -45,7 +45,7 @@ pub struct Poller<H> {
     thread: Option<JoinHandle<PollerExit<H>>>,
     shared: Arc<Shared>,
     /// The process that has the thread.
-    owner: u32,
+    owner: OwnerProcess,
 }
 
 /// The handler and the statistics of a poller that has stopped.
@@ -165,7 +165,7 @@ impl CompletionQueue {
             .name(options.name.clone())
             .spawn(move || worker.run())
             .map_err(start_error)?;
-        Ok(Poller { thread: Some(thread), shared, owner: std::process::id() })
+        Ok(Poller { thread: Some(thread), shared, owner: OwnerProcess::current() })
     }
 }
 
@@ -180,7 +180,7 @@ impl<H> Poller<H> {
     /// because the thread belongs to the parent process.
     pub fn stop(mut self) -> Result<PollerExit<H>> {
         let reject = |reason: &'static str| Err(Error::InvalidRequest { reason: reason.into() });
-        if self.owner != std::process::id() {
+        if !self.owner.is_current() {
             return reject(
                 "a poller can be stopped only by the process that started it, not by a forked child",
             );
@@ -207,7 +207,7 @@ impl<H> Poller<H> {
 impl<H> Drop for Poller<H> {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        if self.owner != std::process::id() {
+        if !self.owner.is_current() {
             // A forked child doesn't have the thread, so it can neither join nor detach it.
             std::mem::forget(thread);
             return;
@@ -351,7 +351,7 @@ impl<H: FnMut(Completion)> Worker<H> {
             }
             if count > 0 {
                 self.pace.record_completion();
-            } else if self.pace.is_spinning() {
+            } else if self.pace.continue_spin() {
                 std::hint::spin_loop();
             } else if self.sleep()? > 0 {
                 self.pace.record_completion();
@@ -464,8 +464,8 @@ impl Pace {
         self.pause = Self::MIN_PAUSE;
     }
 
-    /// Whether to poll again at once.
-    fn is_spinning(&mut self) -> bool {
+    /// Returns whether to poll again at once. If the spin has ended, it begins the sleep.
+    fn continue_spin(&mut self) -> bool {
         let Some(last_completion) = self.last_completion else { return false };
         let now = Instant::now();
         if now.saturating_duration_since(last_completion) < self.spin {
@@ -499,9 +499,9 @@ mod tests {
         let max = Duration::from_secs(60);
         let mut pace =
             Pace { max, spin: max, last_completion: None, sleep_start: None, pause: Pace::MIN_PAUSE };
-        assert!(!pace.is_spinning(), "nothing was found yet");
+        assert!(!pace.continue_spin(), "nothing was found yet");
         pace.record_completion();
-        assert!(pace.is_spinning());
+        assert!(pace.continue_spin());
         pace.sleep_start = Instant::now().checked_sub(max * 2);
         pace.record_completion();
         assert_eq!(pace.spin, max / 2);

@@ -36,7 +36,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Records the delivery of a completion event, if the engine doesn't.
+    /// Records the delivery of a completion event, if the backend doesn't.
     pub(super) fn record_event(&self) {
         if let Some(recorder) = self.0.device.backend().recorder() {
             recorder.record(|| TraceEvent::CqEventDelivered { cq: self.0.cq });

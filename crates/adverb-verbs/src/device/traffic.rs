@@ -1,21 +1,18 @@
 //! Traffic options: packet header fields that the network evaluates.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use crate::backend::Address;
 
 /// Packet header fields that the network evaluates: DSCP and ECN, flow label, hop limit, service level.
 ///
 /// Each field has the value from the first of these sources that sets it: the options of the connection or address
-/// handle, the options of the [queue pair](crate::QueuePairBuilder::traffic), the [process
-/// defaults](Traffic::process_default). If no source sets them, DSCP, ECN, flow label and service level are 0, and the
-/// hop limit is 64. (The [connection manager](crate::cm) has its own defaults.)
+/// handle, the options of the [queue pair](crate::QueuePairBuilder::traffic). If neither sets them, DSCP, ECN, flow label
+/// and service level are 0, and the hop limit is 64. (The [connection manager](crate::cm) has its own defaults.)
 ///
 /// ```
-/// use adverb::verbs::Traffic;
+/// use adverb::verbs::{ConnectOptions, Traffic};
 ///
-/// // At the start of a program whose fabric has a traffic class for RDMA:
-/// Traffic::new().dscp(26).service_level(3).make_process_default();
+/// // For a fabric that has a traffic class for RDMA:
+/// let options = ConnectOptions::new().traffic(Traffic::new().dscp(26).service_level(3));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[must_use = "options do nothing by themselves"]
@@ -26,9 +23,6 @@ pub struct Traffic {
     service_level: Option<u8>,
     route_header: Option<bool>,
 }
-
-/// The process default, packed.
-static DEFAULT: AtomicU64 = AtomicU64::new(0);
 
 impl Traffic {
     /// Creates options that set no field.
@@ -97,18 +91,6 @@ impl Traffic {
         self
     }
 
-    /// Returns the process defaults. No field is set until [`make_process_default`](Traffic::make_process_default) is
-    /// called.
-    pub fn process_default() -> Traffic {
-        Traffic::unpack(DEFAULT.load(Ordering::Relaxed))
-    }
-
-    /// Sets the process defaults to these options, for connections and address handles created after the call. Programs
-    /// may call this method; libraries should not.
-    pub fn make_process_default(self) {
-        DEFAULT.store(self.pack(), Ordering::Relaxed);
-    }
-
     /// Returns these options, with unset fields taken from `other`.
     pub(crate) fn or(self, other: Traffic) -> Traffic {
         Traffic {
@@ -134,62 +116,11 @@ impl Traffic {
         // The header can be added, but not removed where it is required.
         address.uses_grh |= self.route_header.unwrap_or(false);
     }
-
-    /// Packs the options into one word, which can be read and written atomically: five flags, then the fields.
-    fn pack(self) -> u64 {
-        let mark = |bit: u32, is_set: bool| u64::from(is_set) << bit;
-        mark(0, self.traffic_class.is_some())
-            | mark(1, self.flow_label.is_some())
-            | mark(2, self.hop_limit.is_some())
-            | mark(3, self.service_level.is_some())
-            | mark(4, self.route_header.is_some())
-            | u64::from(self.traffic_class.unwrap_or(0)) << 8
-            | u64::from(self.hop_limit.unwrap_or(0)) << 16
-            | u64::from(self.service_level.unwrap_or(0)) << 24
-            | mark(31, self.route_header.unwrap_or(false))
-            | u64::from(self.flow_label.unwrap_or(0)) << 32
-    }
-
-    fn unpack(word: u64) -> Traffic {
-        let is_set = |bit: u32| word >> bit & 1 != 0;
-        let [_, traffic_class, hop_limit, rest, label @ ..] = word.to_le_bytes();
-        Traffic {
-            traffic_class: is_set(0).then_some(traffic_class),
-            flow_label: is_set(1).then_some(u32::from_le_bytes(label)),
-            hop_limit: is_set(2).then_some(hop_limit),
-            service_level: is_set(3).then_some(rest & 0xf),
-            route_header: is_set(4).then_some(is_set(31)),
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn packed_options_round_trip() {
-        let full = Traffic::new()
-            .traffic_class(0xff)
-            .flow_label(u32::MAX)
-            .hop_limit(0xfe)
-            .service_level(0xff)
-            .route_header(true);
-        let each = [
-            Traffic::new(),
-            Traffic::new().traffic_class(0),
-            Traffic::new().traffic_class(0x6a),
-            Traffic::new().flow_label(0x1_2345),
-            Traffic::new().hop_limit(1),
-            Traffic::new().service_level(5),
-            Traffic::new().route_header(false),
-            Traffic::new().route_header(true),
-            full,
-        ];
-        for traffic in each {
-            assert_eq!(Traffic::unpack(traffic.pack()), traffic, "{:#x}", traffic.pack());
-        }
-    }
 
     #[test]
     fn dscp_keeps_the_ecn_bits() {

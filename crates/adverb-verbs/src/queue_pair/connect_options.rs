@@ -81,8 +81,8 @@ impl ConnectOptions {
         self
     }
 
-    /// Sets the traffic options of the packets. Fields that these options don't set have the values of the queue pair,
-    /// or of the process defaults.
+    /// Sets the traffic options of the packets. Fields that these options don't set have the values of the queue
+    /// pair.
     pub fn traffic(mut self, traffic: Traffic) -> ConnectOptions {
         self.traffic = traffic;
         self

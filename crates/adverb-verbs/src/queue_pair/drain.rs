@@ -28,7 +28,8 @@ impl QueuePair {
     ///
     /// Returns [`Error::Timeout`] if requests are outstanding after `timeout`, and [`Error::Verb`] if the operation
     /// fails.
-    pub fn drain(&self, timeout: Duration) -> Result<()> {
+    pub fn drain(&self, timeout: impl Into<Option<Duration>>) -> Result<()> {
+        let timeout = timeout.into().unwrap_or(Duration::MAX);
         self.move_to_error()?;
         // Without outstanding requests no marker is posted: completions of raw requests are polled as they are, and a
         // marker would be visible among them.

@@ -59,7 +59,7 @@ pub struct QueuePair {
     pub(crate) state: StateCell,
     access: Access,
     pub(crate) datagrams: Datagrams,
-    /// The `Connected` event of a connected queue pair, if the engine doesn't record it.
+    /// The `Connected` event of a connected queue pair, if the backend doesn't record it.
     connection: Mutex<Option<Box<TraceEvent>>>,
     domain: ProtectionDomain,
 }

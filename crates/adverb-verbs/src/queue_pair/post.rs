@@ -3,7 +3,7 @@
 use std::mem::ManuallyDrop;
 
 use adverb_proto::types as plain;
-use adverb_proto::types::{Answer, QpState, Segment, SendFlags, SendOperation, Transport};
+use adverb_proto::types::{Answer, ExtendedOperation, QpState, Segment, SendFlags, SendOperation, Transport};
 use adverb_wire::GRH_LEN;
 use parking_lot::MutexGuard;
 
@@ -166,7 +166,7 @@ impl QueuePair {
         }
         if !batch.slow.is_empty() {
             batch.encode_slow(&mut queue.scratch.segments);
-            if batch.slow.iter().any(|(_, request)| request.is_extended()) {
+            if batch.slow.iter().any(|(_, request)| request.operation.extended().is_some()) {
                 return self.post_checked_batch(queue, batch, count, backend::QueuePair::post_extended_sends);
             }
         }
@@ -408,8 +408,8 @@ impl QueuePair {
         if let Some(reason) = self.unsuitable_reason(request) {
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
-        if request.is_extended() {
-            self.check_extended(&request.operation)?;
+        if let Some(operation) = request.operation.extended() {
+            self.check_extended(operation)?;
         }
         let is_inline = request.flags.contains(SendFlags::INLINE);
         // Inline bytes are copied while the request is posted: the device never uses their lkey.
@@ -423,28 +423,17 @@ impl QueuePair {
 
     /// Checks that the device and its driver support an ATOMIC WRITE or a FLUSH.
     #[cold]
-    #[deny(clippy::wildcard_enum_match_arm)]
-    fn check_extended(&self, operation: &SendOperation) -> Result<()> {
+    fn check_extended(&self, operation: ExtendedOperation) -> Result<()> {
         let device = self.domain.device();
         let (is_supported, feature, hint) = match operation {
-            SendOperation::Flush(range) => (
+            ExtendedOperation::Flush(range) => (
                 device.attributes().flush.supports(range.placement()),
                 if range.persistent { "a FLUSH to persistence" } else { "FLUSH" },
                 if range.persistent { PERSISTENT_HINT } else { GLOBAL_HINT },
             ),
-            SendOperation::AtomicWrite { .. } => {
+            ExtendedOperation::AtomicWrite { .. } => {
                 (device.attributes().has_atomic_write, "ATOMIC WRITE", ATOMIC_WRITE_HINT)
             }
-            SendOperation::Send
-            | SendOperation::SendWithImm(_)
-            | SendOperation::SendInvalidate(_)
-            | SendOperation::Write(_)
-            | SendOperation::WriteWithImm(..)
-            | SendOperation::Read(_)
-            | SendOperation::CompareSwap { .. }
-            | SendOperation::FetchAdd { .. }
-            | SendOperation::LocalInvalidate(_)
-            | SendOperation::BindWindow(_) => return Ok(()),
         };
         if !is_supported {
             let feature = format!("{feature} on {}", device.name()).into();

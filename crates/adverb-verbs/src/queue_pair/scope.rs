@@ -48,9 +48,10 @@ impl QueuePair {
     /// case.
     pub fn scope<'env, T>(
         &'env mut self,
-        timeout: Duration,
+        timeout: impl Into<Option<Duration>>,
         work: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> T,
     ) -> Result<T> {
+        let timeout = timeout.into().unwrap_or(Duration::MAX);
         let scope = Scope {
             queue_pair: self,
             deadline: Deadline::new(timeout),

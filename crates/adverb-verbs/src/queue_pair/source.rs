@@ -35,9 +35,8 @@ impl Source {
         address
     }
 
-    /// Returns the traffic options in effect: the given ones first, then those of the queue pair, then the process
-    /// default.
+    /// Returns the traffic options in effect: the given ones first, then those of the queue pair.
     pub(crate) fn traffic(&self, specific: Traffic) -> Traffic {
-        specific.or(self.traffic).or(Traffic::process_default())
+        specific.or(self.traffic)
     }
 }

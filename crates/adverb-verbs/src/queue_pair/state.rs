@@ -6,7 +6,7 @@ use adverb_proto::types::{Access, Endpoint, Psn, QpState, Transport};
 
 use super::builder::random_psn;
 use super::{ConnectOptions, QueuePair, Receives};
-use crate::backend::{Connection, Init, ReadyToReceive, ReadyToSend, StateChange};
+use crate::backend::{Init, PeerEnd, ReadyToReceive, ReadyToSend, StateChange};
 use crate::completion_queue::Attached;
 use crate::error::{Error, Result};
 use crate::memory::Payload;
@@ -94,7 +94,7 @@ impl QueuePair {
         }
         let attributes = self.domain.device().attributes();
         let rd_atomic = |max: u8| options.max_rd_atomic.unwrap_or(max.min(16));
-        let connection = Connection {
+        let connection = PeerEnd {
             address: self.source.address_of(remote.gid, remote.lid, options.traffic),
             qpn: remote.qpn,
             psn: remote.psn,

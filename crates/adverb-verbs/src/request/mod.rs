@@ -18,7 +18,8 @@ pub(crate) use scratch::Scratch;
 use std::fmt;
 
 use adverb_proto::types::{
-    FlushPlacement, FlushRange, LocalMemory, RemoteAddress, RemoteMemory, SendFlags, SendOperation,
+    ExtendedOperation, FlushPlacement, FlushRange, LocalMemory, RemoteAddress, RemoteMemory, SendFlags,
+    SendOperation,
 };
 
 use crate::device::UdDestination;
@@ -277,8 +278,8 @@ impl SendRequest {
             if self.operation.local_memory() == LocalMemory::Word && self.payload.len() != 8 {
                 return Some("an atomic operation requires a payload of exactly 8 bytes");
             }
-        } else if let Some(invalid_reason) = self.extended_invalid_reason() {
-            return Some(invalid_reason);
+        } else if let Some(operation) = self.operation.extended() {
+            return self.extended_invalid_reason(operation);
         } else if self.flags.contains(SendFlags::INLINE)
             && !self.payload.segments().iter().all(PayloadSegment::is_identity_mapped)
         {
@@ -290,52 +291,22 @@ impl SendRequest {
         None
     }
 
-    /// Whether the operation is ATOMIC WRITE or FLUSH, which `ibv_post_send` can't post.
-    #[deny(clippy::wildcard_enum_match_arm)]
-    pub(super) fn is_extended(&self) -> bool {
-        match self.operation {
-            SendOperation::AtomicWrite { .. } | SendOperation::Flush(_) => true,
-            SendOperation::Send
-            | SendOperation::SendWithImm(_)
-            | SendOperation::SendInvalidate(_)
-            | SendOperation::Write(_)
-            | SendOperation::WriteWithImm(..)
-            | SendOperation::Read(_)
-            | SendOperation::CompareSwap { .. }
-            | SendOperation::FetchAdd { .. }
-            | SendOperation::LocalInvalidate(_)
-            | SendOperation::BindWindow(_) => false,
-        }
-    }
-
     /// Returns a reason to reject an ATOMIC WRITE or a FLUSH.
-    #[deny(clippy::wildcard_enum_match_arm)]
-    fn extended_invalid_reason(&self) -> Option<&'static str> {
-        if self.is_extended() && self.flags.contains(SendFlags::INLINE) {
+    fn extended_invalid_reason(&self, operation: ExtendedOperation) -> Option<&'static str> {
+        if self.flags.contains(SendFlags::INLINE) {
             return Some("only SEND and WRITE can be inline: ATOMIC WRITE and FLUSH have no payload");
         }
-        match &self.operation {
-            SendOperation::AtomicWrite { remote, .. } if !remote.addr.is_multiple_of(8) => {
+        match operation {
+            ExtendedOperation::AtomicWrite { remote, .. } if !remote.addr.is_multiple_of(8) => {
                 Some("an ATOMIC WRITE requires a remote address that is a multiple of 8")
             }
-            SendOperation::Flush(range) if range.placement().is_empty() => {
+            ExtendedOperation::Flush(range) if range.placement().is_empty() => {
                 Some("a FLUSH requires a placement: GLOBAL, PERSISTENT or both")
             }
-            SendOperation::Flush(range) if range.length > MAX_FLUSH_LEN => Some(
+            ExtendedOperation::Flush(range) if range.length > MAX_FLUSH_LEN => Some(
                 "a FLUSH of a range covers at most 2 GiB: flush several ranges, or the region with `flush_region`",
             ),
-            SendOperation::AtomicWrite { .. } | SendOperation::Flush(_) => None,
-            // The other operations have no such parameters.
-            SendOperation::Send
-            | SendOperation::SendWithImm(_)
-            | SendOperation::SendInvalidate(_)
-            | SendOperation::Write(_)
-            | SendOperation::WriteWithImm(..)
-            | SendOperation::Read(_)
-            | SendOperation::CompareSwap { .. }
-            | SendOperation::FetchAdd { .. }
-            | SendOperation::LocalInvalidate(_)
-            | SendOperation::BindWindow(_) => None,
+            ExtendedOperation::AtomicWrite { .. } | ExtendedOperation::Flush(_) => None,
         }
     }
 }

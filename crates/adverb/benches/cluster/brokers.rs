@@ -32,7 +32,7 @@ fn message_config(doorbell_batch: u16) -> BrokerConfig {
 
 fn broker(device: &str, config: BrokerConfig) -> Outcome<(Broker, String)> {
     let domain = Device::open(device)?.create_protection_domain()?;
-    let mut broker = Broker::new(&domain, config, 1, 1)?;
+    let mut broker = Broker::builder(&domain).config(config).epoch(1).create()?;
     let offer = broker.prepare(PEER)?.to_bytes();
     let offer = offer.iter().map(|byte| format!("{byte:02x}")).collect();
     Ok((broker, offer))

@@ -20,7 +20,9 @@ fn pair(doorbell_batch: u16, slot_size: u32) -> Result<(Broker, Broker)> {
         doorbell_batch,
         ..BrokerConfig::default()
     };
-    let broker = |epoch| Broker::new(&domain, config, 1, epoch).expect("the configuration is valid");
+    let broker = |epoch| {
+        Broker::builder(&domain).config(config).epoch(epoch).create().expect("the configuration is valid")
+    };
     let (mut left, mut right) = (broker(1), broker(2));
     let [left_offer, right_offer] =
         [&mut left, &mut right].map(|broker| broker.prepare(PEER).expect("no session exists"));

@@ -127,7 +127,7 @@ mod tests {
                 send_queue_depth,
                 ..BrokerConfig::default()
             };
-            let mut broker = Broker::new(&domain, config, 1, 1).unwrap();
+            let mut broker = Broker::builder(&domain).config(config).epoch(1).create().unwrap();
             let before = broker.memory_use().state_bytes;
             broker.prepare(PeerId(0)).unwrap();
             let kib = (broker.memory_use().state_bytes - before) as f64 / 1024.0;

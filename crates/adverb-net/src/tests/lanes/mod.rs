@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use adverb_net_proto::EndReason;
 use adverb_verbs::internal::{Deadline, wait_either};
-use adverb_verbs::{Device, Error, RemoteAddress, Result, SendRequest};
+use adverb_verbs::{Device, Error, RemoteAddress, Result, SendRequest, Traffic};
 
 use crate::blocking::{Connection, Connector, Listener};
 use crate::bootstrap::Dial;
@@ -311,7 +311,7 @@ fn a_session_that_cannot_resume_reports_unacknowledged_messages() {
 
 #[test]
 fn hardware_reports_the_end_of_the_peer_at_once() {
-    let options = Options { reconnect: None, ..options() }.keepalive(Duration::MAX);
+    let options = Options { reconnect: None, ..options() }.keepalive(None);
     if options.device.as_ref().unwrap().is_software() {
         return println!("skipped: only the connection manager of RDMA hardware reports the end of the peer");
     }
@@ -330,7 +330,7 @@ fn hardware_reports_the_end_of_the_peer_at_once() {
 #[tokio::test]
 async fn hardware_reports_the_end_of_the_peer_to_tasks_at_once() {
     use crate as net;
-    let options = Options { reconnect: None, ..options() }.keepalive(Duration::MAX);
+    let options = Options { reconnect: None, ..options() }.keepalive(None);
     if options.device.as_ref().unwrap().is_software() {
         return println!("skipped: only the connection manager of RDMA hardware reports the end of the peer");
     }
@@ -562,5 +562,17 @@ async fn other_tasks_run_while_another_thread_has_a_connections_lock() {
         };
         let (message, ()) = tokio::join!(left.recv(), send);
         assert_eq!(&message.unwrap().unwrap()[..], b"message");
+    }
+}
+
+#[test]
+fn packets_have_the_traffic_options_of_their_sender() {
+    for options in options_per_bootstrap() {
+        let marked = options.clone().traffic(Traffic::new().dscp(26).hop_limit(9));
+        let (_listener, left, right) = connected([&marked, &options]);
+        let peer = left.driver().peer_attributes();
+        assert_eq!((peer.traffic_class, peer.hop_limit), (26 << 2, 9));
+        left.send(b"marked").unwrap();
+        assert_eq!(&right.recv().unwrap().unwrap()[..], b"marked");
     }
 }

@@ -12,10 +12,10 @@ pub(super) struct Coalescing {
 }
 
 impl Coalescing {
-    /// Whether the request at `index` is held back to be coalesced with others. If it isn't, the request counts as
+    /// Decides whether the request at `index` is held back to be coalesced with others. If it isn't, the request counts as
     /// started. The acknowledgement of the outstanding requests ends the wait.
     #[inline]
-    pub(super) fn holds_back(
+    pub(super) fn hold_back(
         &mut self,
         queue: &SendQueue,
         index: usize,

@@ -148,7 +148,7 @@ impl QueuePair {
                     return None;
                 }
             }
-            if !self.fits_window(entry) || !entry.is_started() && self.is_coalescing(cursor) {
+            if !self.fits_window(entry) || !entry.is_started() && self.hold_back(cursor) {
                 return None;
             }
             return self.emit_request(cx, cursor);
@@ -204,12 +204,12 @@ impl QueuePair {
         !needs_credit || requester.cursor.is_at_front()
     }
 
-    /// Whether the next request is held back to be coalesced with others: see [`Coalescing::holds_back`].
+    /// Decides whether the next request is held back to be coalesced with others: see [`Coalescing::hold_back`].
     #[inline]
-    fn is_coalescing(&mut self, cursor: usize) -> bool {
+    fn hold_back(&mut self, cursor: usize) -> bool {
         let limit = self.config.coalesce_limit as usize;
         let has_timer = self.requester.timer.is_enabled();
-        self.requester.coalescing.holds_back(&self.send_queue, cursor, limit, self.mtu, has_timer)
+        self.requester.coalescing.hold_back(&self.send_queue, cursor, limit, self.mtu, has_timer)
     }
 
     /// Whether the next packet of this request fits into the window. Retransmitted packets always do.

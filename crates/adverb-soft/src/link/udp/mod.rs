@@ -379,7 +379,7 @@ impl UdpLink {
             return receiver.receive(socket, max, statistics, &mut deliver);
         };
         let mut count = 0;
-        if shared.is_udp_due() {
+        if shared.count_receive() {
             // Packets over UDP leave half of the packets to the other processes.
             let udp_max = if shared.has_rings() { max.div_ceil(2) } else { max };
             count = receiver.receive(socket, udp_max, statistics, &mut |datagram| {

@@ -156,7 +156,7 @@ impl Engine {
     /// Does the same as [`drive`](Engine::drive) for a caller that polls `cq`, until a queue gets completions. The
     /// acknowledgements of those may be [delayed](DelayedAck).
     pub(super) fn drive_for(&mut self, cq: Cq) -> io::Result<Work> {
-        if self.schedule.pacing.may_skip_link() && self.device.has_completions(cq) {
+        if self.schedule.pacing.try_skip_link() && self.device.has_completions(cq) {
             return Ok(Work::None);
         }
         self.serve(Some(cq))
@@ -201,7 +201,7 @@ impl Engine {
             let (received, received_at) = self.receive(budget)?;
             // A packet of an earlier round may have completed a request of another queue, whose event is not delivered yet.
             let is_first = budget == BUDGET;
-            if is_first && received == 0 && poller.is_some() && self.is_idle() {
+            if is_first && received == 0 && poller.is_some() && self.count_empty_poll() {
                 // The link may have received a packet that it delays, so its deadline may have changed.
                 return Ok(Work::Done);
             }
@@ -242,9 +242,10 @@ impl Engine {
         }
     }
 
-    /// Whether a poll that received no packet has nothing else to do, and may return without reading the clock.
-    fn is_idle(&mut self) -> bool {
-        self.schedule.pacing.may_skip_clock()
+    /// Counts a poll that received no packet. Returns whether it has nothing else to do, and may return without reading
+    /// the clock.
+    fn count_empty_poll(&mut self) -> bool {
+        self.schedule.pacing.try_skip_clock()
             && !self.schedule.delayed_ack.is_pending()
             && !self.port.has_queued_packets()
             && !self.device.may_transmit()

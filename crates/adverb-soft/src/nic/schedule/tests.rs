@@ -191,18 +191,18 @@ fn acknowledgements_are_delayed_once_in_a_row() {
 fn every_256th_poll_drives_the_link_and_every_8th_empty_one_reads_the_clock() {
     let mut pacing = PollPacing::default();
     for _ in 0..2 {
-        let skipped = (0..).take_while(|_| pacing.may_skip_link()).count();
+        let skipped = (0..).take_while(|_| pacing.try_skip_link()).count();
         assert_eq!(skipped, 255);
-        assert!(!pacing.may_skip_link(), "the link has not been driven yet");
+        assert!(!pacing.try_skip_link(), "the link has not been driven yet");
         pacing.record_link_driven();
     }
-    let skips: Vec<bool> = (0..16).map(|_| pacing.may_skip_clock()).collect();
+    let skips: Vec<bool> = (0..16).map(|_| pacing.try_skip_clock()).collect();
     let expected: Vec<bool> = (1..=16).map(|poll| poll % 8 != 0).collect();
     assert_eq!(skips, expected);
     // A failed NIC's counters wrap around.
     let mut pacing = PollPacing { since_link: u32::MAX, empty: u32::MAX };
-    assert!(pacing.may_skip_link());
-    assert!(!pacing.may_skip_clock());
+    assert!(pacing.try_skip_link());
+    assert!(!pacing.try_skip_clock());
 }
 
 /// The step by which time advances in [`NicModel`].

@@ -24,7 +24,7 @@ use self::address::RawAddress;
 use super::completion_queue::wait_readable;
 use super::{check, verb_error};
 use crate::backend::connection_manager::{Parameters, Path, Purpose};
-use crate::backend::{Address, Connection, ReadyToSend};
+use crate::backend::{Address, PeerEnd, ReadyToSend};
 use crate::error::{Error, Result, errno_hint};
 
 pub(crate) struct Identifier {
@@ -201,13 +201,10 @@ impl Identifier {
         })
     }
 
-    pub(in crate::backend) fn qp_attributes(
-        &self,
-        transport: Transport,
-    ) -> Result<(Connection, ReadyToSend)> {
+    pub(in crate::backend) fn qp_attributes(&self, transport: Transport) -> Result<(PeerEnd, ReadyToSend)> {
         let receive = self.attributes(sys::IBV_QPS_RTR)?;
         let send = self.attributes(sys::IBV_QPS_RTS)?;
-        let connection = Connection {
+        let connection = PeerEnd {
             address: decode_address(&receive.ah_attr),
             qpn: Qpn::truncate(receive.dest_qp_num),
             psn: Psn::wrapping(receive.rq_psn),

@@ -9,7 +9,7 @@
 use std::ptr::NonNull;
 
 use adverb_proto::types::{
-    CompletedOperation, Destination, FlushRange, RemoteAddress, SendOperation, SendRequest,
+    CompletedOperation, Destination, ExtendedOperation, FlushRange, RemoteAddress, SendOperation, SendRequest,
 };
 use adverb_sys::{self as sys, ibv_qp, ibv_qp_ex, ibv_qp_init_attr, ibv_send_wr};
 
@@ -133,7 +133,7 @@ pub(super) struct ExtendedPosting {
 
 impl ExtendedPosting {
     /// Whether the queue pair was created for the operation.
-    pub(super) fn has(&self, operation: &SendOperation) -> bool {
+    pub(super) fn has(&self, operation: ExtendedOperation) -> bool {
         self.flags & extended_flag(operation) != 0
     }
 
@@ -142,7 +142,7 @@ impl ExtendedPosting {
     /// # Safety
     ///
     /// The queue pair is alive, and the calling thread is the only one that posts to its send queue.
-    pub(super) unsafe fn post(&self, operation: &SendOperation, wr: &ibv_send_wr) -> libc::c_int {
+    pub(super) unsafe fn post(&self, operation: ExtendedOperation, wr: &ibv_send_wr) -> libc::c_int {
         let qp = self.handle.as_ptr();
         if !self.has(operation) {
             return libc::EOPNOTSUPP;
@@ -153,47 +153,27 @@ impl ExtendedPosting {
             sys::ibv_wr_start(qp);
             (*qp).wr_id = wr.wr_id;
             (*qp).wr_flags = wr.send_flags;
-            match *operation {
-                SendOperation::AtomicWrite { remote, bytes } => {
+            match operation {
+                ExtendedOperation::AtomicWrite { remote, bytes } => {
                     sys::ibv_wr_atomic_write(qp, remote.rkey, remote.addr, bytes.as_ptr().cast());
                 }
-                SendOperation::Flush(range) => {
+                ExtendedOperation::Flush(range) => {
                     let FlushRange { remote, length, whole_region, .. } = range;
                     let level = if whole_region { sys::IBV_FLUSH_MR } else { sys::IBV_FLUSH_RANGE };
                     let kind = range.placement().bits();
                     sys::ibv_wr_flush(qp, remote.rkey, remote.addr, length as usize, kind, level);
                 }
-                SendOperation::Send
-                | SendOperation::SendWithImm(_)
-                | SendOperation::SendInvalidate(_)
-                | SendOperation::Write(_)
-                | SendOperation::WriteWithImm(..)
-                | SendOperation::Read(_)
-                | SendOperation::CompareSwap { .. }
-                | SendOperation::FetchAdd { .. }
-                | SendOperation::LocalInvalidate(_)
-                | SendOperation::BindWindow(_) => unreachable!("`has` is false for other operations"),
             }
             sys::ibv_wr_complete(qp)
         }
     }
 }
 
-/// Returns the `IBV_QP_EX_WITH_*` flag of an operation that `ibv_post_send` can't post, and 0 for other operations.
-pub(super) const fn extended_flag(operation: &SendOperation) -> u64 {
+/// Returns the `IBV_QP_EX_WITH_*` flag of an operation.
+const fn extended_flag(operation: ExtendedOperation) -> u64 {
     match operation {
-        SendOperation::AtomicWrite { .. } => sys::IBV_QP_EX_WITH_ATOMIC_WRITE,
-        SendOperation::Flush(_) => sys::IBV_QP_EX_WITH_FLUSH,
-        SendOperation::Send
-        | SendOperation::SendWithImm(_)
-        | SendOperation::SendInvalidate(_)
-        | SendOperation::Write(_)
-        | SendOperation::WriteWithImm(..)
-        | SendOperation::Read(_)
-        | SendOperation::CompareSwap { .. }
-        | SendOperation::FetchAdd { .. }
-        | SendOperation::LocalInvalidate(_)
-        | SendOperation::BindWindow(_) => 0,
+        ExtendedOperation::AtomicWrite { .. } => sys::IBV_QP_EX_WITH_ATOMIC_WRITE,
+        ExtendedOperation::Flush(_) => sys::IBV_QP_EX_WITH_FLUSH,
     }
 }
 
@@ -299,6 +279,7 @@ mod tests {
         list.add_slot();
         list.put(0, &request);
         let posted = list.post_each(|operation, chain| {
+            let operation = operation.extended().expect("an operation of Annex A19");
             // SAFETY: the list has one request, the queue pair is alive, and only this thread posts to it.
             unsafe { posting.post(operation, &*chain.first) }
         });

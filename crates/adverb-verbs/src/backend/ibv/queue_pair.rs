@@ -5,11 +5,11 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use adverb_proto::types::{Qpn, SendOperation, SendRequest, Transport};
+use adverb_proto::types::{ExtendedOperation, Qpn, SendRequest, Transport};
 use adverb_sys::{self as sys, ibv_qp, ibv_qp_attr, ibv_send_wr};
 
 use super::address_handle::encode_address;
-use super::operation::{self, ExtendedPosting, extended_flag};
+use super::operation::{self, ExtendedPosting};
 use super::request_list::{Chain, RecvList, SendList, SendSlot};
 use super::{CompletionQueue, ProtectionDomain, check, verb_error};
 use crate::backend::{
@@ -166,19 +166,19 @@ impl QueuePair {
     }
 
     /// Whether the installed library can post an operation that `ibv_post_send` can't post.
-    pub(in crate::backend) fn can_post(&self, operation: &SendOperation) -> bool {
+    pub(in crate::backend) fn can_post(&self, operation: ExtendedOperation) -> bool {
         self.extended.as_ref().is_some_and(|extended| extended.has(operation))
     }
 
     /// Posts the requests one by one, because `ibv_post_send` can't post some of them. Each has its own doorbell.
     #[cold]
     pub(in crate::backend) fn post_extended_sends(&self, list: &mut SendList) -> Result<(), PostErrno> {
-        list.post_each(|operation, chain| match &self.extended {
-            _ if extended_flag(operation) == 0 => self.post_chain(chain),
+        list.post_each(|operation, chain| match (operation.extended(), &self.extended) {
+            (None, _) => self.post_chain(chain),
             // SAFETY: the queue pair exists, and the caller holds the lock of its send queue. The request belongs to the
             // chain. After a failure `bad` stays null, because librxe may have accepted a request whose doorbell failed.
-            Some(extended) => unsafe { extended.post(operation, &*chain.first) },
-            None => libc::EOPNOTSUPP,
+            (Some(operation), Some(extended)) => unsafe { extended.post(operation, &*chain.first) },
+            (Some(_), None) => libc::EOPNOTSUPP,
         })
     }
 

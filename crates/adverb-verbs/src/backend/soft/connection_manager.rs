@@ -28,7 +28,7 @@ use parking_lot::Mutex;
 use self::ports::PortLease;
 use super::nic_error;
 use crate::backend::connection_manager::{Event, Parameters, Path, Purpose};
-use crate::backend::{Address, Connection, ReadyToSend};
+use crate::backend::{Address, PeerEnd, ReadyToSend};
 use crate::error::{Error, Result, errno_hint};
 use crate::os::wait_either;
 
@@ -225,10 +225,7 @@ impl Identifier {
         })
     }
 
-    pub(in crate::backend) fn qp_attributes(
-        &self,
-        transport: Transport,
-    ) -> Result<(Connection, ReadyToSend)> {
+    pub(in crate::backend) fn qp_attributes(&self, transport: Transport) -> Result<(PeerEnd, ReadyToSend)> {
         let inner = self.inner.lock();
         let (device, (id, local_qp)) = (inner.device()?, inner.connection()?);
         // Until this side's parameters are set, the peer's are used. The caller reduces the values later.
@@ -244,7 +241,7 @@ impl Identifier {
             .qp_attributes(id, &local_qp)
             .map_err(|error| abandoned_error(error, "querying the peer's queue pair"))?;
         let (receiving, sending) = (ready.ready_to_receive, ready.ready_to_send);
-        let connection = Connection {
+        let connection = PeerEnd {
             address: inner.address(device, receiving.path.remote())?,
             qpn: receiving.remote_qpn,
             psn: receiving.psn,

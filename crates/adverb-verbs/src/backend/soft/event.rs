@@ -37,7 +37,7 @@ impl Device {
         }
     }
 
-    /// Converts an event to the form that all engines share.
+    /// Converts an event to the form that all backends share.
     pub(super) fn convert_event(&self, event: NicEvent) -> DeviceEvent {
         let NicEvent::Queue(event) = event else { return DeviceEvent::DeviceFatal };
         match event {

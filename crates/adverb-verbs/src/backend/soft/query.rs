@@ -5,7 +5,7 @@ use adverb_soft::NicEvent;
 
 use super::QueuePair;
 use super::address_handle::OpenPath;
-use crate::backend::{Address, Connection, Init, ReadyToSend, StateChange};
+use crate::backend::{Address, Init, PeerEnd, ReadyToSend, StateChange};
 use crate::error::{Error, Result};
 
 /// The attributes that were set by state transitions of a queue pair.
@@ -39,7 +39,7 @@ impl AppliedAttributes {
                 (self.port, self.pkey_index, self.qkey) = (*port, *pkey_index, *qkey);
             }
             StateChange::ReadyToReceive(ready) => {
-                let peer = |connection: &Connection| Peer {
+                let peer = |connection: &PeerEnd| Peer {
                     address: connection.address,
                     mtu: connection.mtu,
                     min_rnr_timer: connection.min_rnr_timer,

@@ -14,9 +14,7 @@ use super::address_handle::OpenPath;
 use super::query::AppliedAttributes;
 use super::request_list::{RecvList, SendList, post_result};
 use super::{CompletionQueue, ProtectionDomain, nic_error};
-use crate::backend::{
-    self, Connection, PostErrno, QueuePairLimits, QueuePairOptions, ReadyToSend, StateChange,
-};
+use crate::backend::{self, PeerEnd, PostErrno, QueuePairLimits, QueuePairOptions, ReadyToSend, StateChange};
 use crate::error::{Error, Result};
 
 pub(crate) struct QueuePair {
@@ -141,7 +139,7 @@ impl QueuePair {
         Ok(())
     }
 
-    fn ready_to_receive(&self, connection: &Connection, path: Path) -> Result<proto::ReadyToReceive> {
+    fn ready_to_receive(&self, connection: &PeerEnd, path: Path) -> Result<proto::ReadyToReceive> {
         if self.transport != Transport::Rc {
             return Ok(proto::ReadyToReceive::unreliable(
                 connection.qpn,

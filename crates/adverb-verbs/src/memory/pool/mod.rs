@@ -261,8 +261,11 @@ impl PoolBuilder {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // Chunks in use keep the shared state alive, and are freed when their last buffers are dropped.
-        self.0.free_idle(true);
+        // In a forked child, a thread that the child doesn't have may hold a lock.
+        if self.0.domain.device().is_owned() {
+            // Chunks in use keep the shared state alive, and are freed when their last buffers are dropped.
+            self.0.free_idle(true);
+        }
     }
 }
 

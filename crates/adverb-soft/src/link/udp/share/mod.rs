@@ -452,7 +452,7 @@ impl SharedAddress {
 
     /// Counts a receive, and returns whether it reads the UDP socket, too.
     #[inline]
-    pub(super) fn is_udp_due(&mut self) -> bool {
+    pub(super) fn count_receive(&mut self) -> bool {
         self.udp_calls_left = self.udp_calls_left.saturating_sub(1);
         self.udp_calls_left == 0 || self.wants_wakeup || self.rings.is_empty()
     }

@@ -20,7 +20,7 @@ use crate::link::AddressShare;
 #[derive(Debug, Default)]
 pub(super) struct Outbound {
     /// The connections, the least recently opened first.
-    connections: Vec<Connection>,
+    connections: Vec<ProcessConnection>,
     /// The shares for which no ring could be opened, with the times until which packets to them are sent over UDP.
     avoided: Vec<(AddressShare, Instant)>,
     /// The shares whose processes have refused their last rings, because they have no file descriptor or no memory.
@@ -33,8 +33,9 @@ pub(super) struct Outbound {
     next_number: u64,
 }
 
+/// A connection to another process at the address, to which this process sends packets.
 #[derive(Debug)]
-struct Connection {
+struct ProcessConnection {
     name: Name,
     stream: Guarded<UnixStream>,
     ring: Option<Ring>,
@@ -170,10 +171,10 @@ impl Outbound {
                     }
                 },
             };
-            let Connection { stream, ring: Some(ring), .. } = &mut self.connections[index] else {
+            let ProcessConnection { stream, ring: Some(ring), .. } = &mut self.connections[index] else {
                 return Sent::Failed;
             };
-            if !ring.is_opened_in_time(packet_count) {
+            if !ring.count_packets(packet_count) {
                 return Sent::Failed;
             }
             match ring.writer.write(pieces.clone()) {
@@ -226,7 +227,7 @@ impl Outbound {
     /// Handles the event of a [ring](Token::Ring): the process at the other end of its connection has ended.
     pub(super) fn end(&mut self, number: u64) {
         let is_ended = |ring: &Ring| ring.number == number;
-        let is_ended = |connection: &Connection| connection.ring.as_ref().is_some_and(is_ended);
+        let is_ended = |connection: &ProcessConnection| connection.ring.as_ref().is_some_and(is_ended);
         if let Some(index) = self.connections.iter().position(is_ended) {
             self.close(index);
         }
@@ -286,7 +287,7 @@ impl Outbound {
 
     /// Closes a connection.
     fn close(&mut self, index: usize) {
-        let Connection { name, ring, .. } = self.connections.remove(index);
+        let ProcessConnection { name, ring, .. } = self.connections.remove(index);
         let Some(Ring { writer, unopened: Some(unopened), .. }) = ring else { return };
         let Name::Share(share) = name else { return };
         if !writer.is_opened() {
@@ -306,15 +307,15 @@ impl Outbound {
             let without_ring = self.connections.iter().position(|connection| connection.ring.is_none());
             self.close(without_ring.unwrap_or(0));
         }
-        self.connections.push(Connection { name, stream, ring });
+        self.connections.push(ProcessConnection { name, stream, ring });
         self.connections.len() - 1
     }
 }
 
 impl Ring {
-    /// Whether the other process has opened the ring, or still has time for it. Counts the packets that the caller then
+    /// Returns whether the other process has opened the ring, or still has time for it. Counts the packets that the caller then
     /// writes.
-    fn is_opened_in_time(&mut self, packet_count: usize) -> bool {
+    fn count_packets(&mut self, packet_count: usize) -> bool {
         let Some(unopened) = &mut self.unopened else { return true };
         if self.writer.is_opened() {
             self.unopened = None;

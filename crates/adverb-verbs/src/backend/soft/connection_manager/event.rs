@@ -30,7 +30,7 @@ impl Identifier {
         }
     }
 
-    /// Converts an event to the common form of all engines. Returns `None` if it was handled here.
+    /// Converts an event to the common form of all backends. Returns `None` if it was handled here.
     fn convert(&self, event: cm::Event) -> Result<Option<Event>> {
         Ok(Some(match event {
             cm::Event::Request(request) => return self.request(*request),
