@@ -17,7 +17,8 @@ const ADDRESSES: Sanitizer =
 
 /// The cargo commands that build the programs.
 const PROGRAMS: &[&str] = &[
-    "build --package adverb --package adverb-cli --lib --bins --examples --test misuse --test windows --test tiers",
+    "build --package adverb --package adverb-cli --bins --example rc_pingpong --example datagrams \
+     --test misuse --test windows --test tiers",
     "test --package adverb-verbs --package adverb-net --package adverb-preload --lib --no-run",
     // These run on the software NIC.
     "build --package adverb --test pool --test net --test net_async --test net_stream",

@@ -32,7 +32,7 @@ const MEMORY_LIMIT_MB: u32 = 2048;
 /// AddressSanitizer, and the coverage that guides libFuzzer: edges with counters, comparisons, and the stack's depth.
 const FUZZING: Sanitizer = Sanitizer {
     directory: "fuzz/target",
-    flags: "--cfg fuzzing -Zsanitizer=address -Cdebug-assertions -Ccodegen-units=1 -Clink-dead-code \
+    flags: "--cfg fuzzing -Zsanitizer=address -Cdebug-assertions -Ccodegen-units=1 \
             -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
             -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
             -Cllvm-args=-sanitizer-coverage-trace-compares -Cllvm-args=-sanitizer-coverage-stack-depth",
