@@ -76,7 +76,7 @@ async fn serve(kind: &str, place: &str) -> Outcome {
     match kind {
         "stream" => {
             let address: IpAddr = place.split_once(':').ok_or("the device needs an address")?.1.parse()?;
-            let listener = Listener::bind_with((address, 0), &options(place)?).await?;
+            let listener = Listener::builder().options(&options(place)?).bind((address, 0)).await?;
             peer::send_line(&listener.local_addr().to_string());
             answer_calls(listener.accept().await?.into_stream()).await?;
         }

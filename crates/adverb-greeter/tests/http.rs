@@ -13,7 +13,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 
 async fn pair() -> (TokioIo<Stream>, TokioIo<Stream>) {
     let options = Options::new().device(&Device::open("soft").unwrap());
-    let listener = Listener::bind_with("127.0.0.1:0", &options).await.unwrap();
+    let listener = Listener::builder().options(&options).bind("127.0.0.1:0").await.unwrap();
     let connector = Connector::new().options(&options);
     let (client, server) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
     (TokioIo::new(client.unwrap().into_stream()), TokioIo::new(server.unwrap().into_stream()))

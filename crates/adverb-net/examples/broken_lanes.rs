@@ -43,7 +43,7 @@ async fn main() -> Result<()> {
 
 async fn run(count: usize, rounds: usize) -> Result<()> {
     let options = Options::new().reconnect(DEADLINE).timeout(DEADLINE);
-    let listener = Listener::bind_with("127.0.0.1:0", &options).await?;
+    let listener = Listener::builder().options(&options).bind("127.0.0.1:0").await?;
     let address = listener.local_addr();
     let mut pairs = Vec::new();
     for _ in 0..count {

@@ -19,11 +19,9 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-#[allow(unused_imports, reason = "for links")]
-use adverb_verbs::Error;
-use adverb_verbs::Result;
 use adverb_verbs::internal::Deadline;
 use adverb_verbs::memory::Pool;
+use adverb_verbs::{Error, Result};
 use tokio::io::unix::AsyncFd;
 use tokio::net::{ToSocketAddrs, lookup_host};
 use tokio::runtime::Handle;
@@ -140,6 +138,42 @@ async fn wait(descriptor: &impl AsFd, timeout: Duration) -> Result<()> {
     }
 }
 
+/// A builder for listeners.
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct ListenerBuilder {
+    options: Options,
+}
+
+impl ListenerBuilder {
+    /// Sets the options of the connections.
+    pub fn options(mut self, options: &Options) -> ListenerBuilder {
+        self.options = options.clone();
+        self
+    }
+
+    /// Creates a listener at an address, like [`Listener::bind`].
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Listener::bind`], and [`Error::InvalidRequest`] if an [option](Options) is outside its range.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, no listener remains. The port may stay in use until devices are opened.
+    pub async fn bind(&self, address: impl ToSocketAddrs + fmt::Debug) -> Result<Listener> {
+        let name = format!("{address:?}");
+        let not_resolved = |error| no_address(format_args!("{name}"), error);
+        let addresses: Vec<SocketAddr> = lookup_host(address).await.map_err(not_resolved)?.collect();
+        let options = self.options.clone();
+        // Opening devices blocks, above all for hardware.
+        let bound =
+            tokio::task::spawn_blocking(move || Listening::bind(&addresses, &options, session::find)).await;
+        let listening = bound.map_err(|error| not_bound(name, io::Error::other(error)))??;
+        Ok(Listener { listening: Arc::new(listening) })
+    }
+}
+
 /// A listening endpoint, which accepts connections at an address.
 ///
 /// The listener listens on a TCP port, over which both sides exchange the attributes of their queue pairs. If its
@@ -172,29 +206,12 @@ impl Listener {
     ///
     /// If the future is dropped, no listener remains. The port may stay in use until devices are opened.
     pub async fn bind(address: impl ToSocketAddrs + fmt::Debug) -> Result<Listener> {
-        Listener::bind_with(address, &Options::new()).await
+        Listener::builder().bind(address).await
     }
 
-    /// Creates a listener at an address, with these options.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`bind`](Listener::bind), and [`Error::InvalidRequest`] if an [option](Options) is outside
-    /// its range.
-    ///
-    /// # Cancel safety
-    ///
-    /// If the future is dropped, no listener remains. The port may stay in use until devices are opened.
-    pub async fn bind_with(address: impl ToSocketAddrs + fmt::Debug, options: &Options) -> Result<Listener> {
-        let name = format!("{address:?}");
-        let not_resolved = |error| no_address(format_args!("{name}"), error);
-        let addresses: Vec<SocketAddr> = lookup_host(address).await.map_err(not_resolved)?.collect();
-        let options = options.clone();
-        // Opening devices blocks, above all for hardware.
-        let bound =
-            tokio::task::spawn_blocking(move || Listening::bind(&addresses, &options, session::find)).await;
-        let listening = bound.map_err(|error| not_bound(name, io::Error::other(error)))??;
-        Ok(Listener { listening: Arc::new(listening) })
+    /// Creates a builder of a listener with the default options.
+    pub fn builder() -> ListenerBuilder {
+        ListenerBuilder::default()
     }
 
     /// Returns the address to which the listener is bound.
@@ -374,6 +391,24 @@ impl Connection {
         self.send_message(message.into(), Some(immediate)).await
     }
 
+    /// Sends a message like [`send`](Connection::send), but waits no longer than `timeout` for credits.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`send`](Connection::send).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future has the same effect as for [`send`](Connection::send).
+    pub async fn send_timeout<'a>(
+        &self,
+        message: impl Into<SendData<'a>>,
+        timeout: impl Into<Option<Duration>>,
+    ) -> Result<(), SendError> {
+        let outgoing = self.driver.prepare(message.into(), None)?;
+        self.send_outgoing(Some(outgoing), timeout.into().unwrap_or(Duration::MAX)).await
+    }
+
     /// Queues a message for coalescing with others. For many consecutive short messages, this method uses far less CPU
     /// time than [`send`](Connection::send).
     ///
@@ -480,6 +515,17 @@ impl Connection {
         self.wait(timeout, "waiting for a message", Driver::try_recv).await
     }
 
+    /// Waits until the connection has ended, and returns the reason, which is [`Error::Disconnected`]. Other tasks may use
+    /// the connection meanwhile.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future has no effect on the connection.
+    pub async fn closed(&self) -> Error {
+        let waiting = "waiting for the end of the connection";
+        self.wait(Duration::MAX, waiting, Driver::end).await.unwrap_or_else(|error| error)
+    }
+
     /// Shuts down the sending direction: the peer's [`recv`](Connection::recv) returns `None` after all sent messages.
     /// This side can still receive.
     ///
@@ -541,6 +587,12 @@ impl Connection {
     #[cfg(all(test, feature = "soft"))]
     pub(super) fn driver(&self) -> &Arc<Driver> {
         &self.driver
+    }
+
+    /// Returns the address of this side's device: its IP address, and the UDP port of its RoCE packets. It changes if the
+    /// connection [reconnects](Options::reconnect) over another device.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.driver.lane().local_addr()
     }
 
     /// Returns the peer's address.

@@ -15,11 +15,9 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-#[allow(unused_imports, reason = "for links")]
-use adverb_verbs::Error;
-use adverb_verbs::Result;
 use adverb_verbs::internal::{Deadline, wait_either};
 use adverb_verbs::memory::Pool;
+use adverb_verbs::{Error, Result};
 
 use crate::bootstrap::{Accepted, Dial, Listening};
 use crate::driver::{Driver, Established, LINGER, Outgoing, Sent};
@@ -118,6 +116,32 @@ fn wait(descriptor: &impl AsFd, timeout: Duration) -> Result<()> {
     waited.map(drop).map_err(not_watched)
 }
 
+/// A builder for listeners.
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct ListenerBuilder {
+    options: Options,
+}
+
+impl ListenerBuilder {
+    /// Sets the options of the connections.
+    pub fn options(mut self, options: &Options) -> ListenerBuilder {
+        self.options = options.clone();
+        self
+    }
+
+    /// Creates a listener at an address, like [`Listener::bind`].
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Listener::bind`], and [`Error::InvalidRequest`] if an [option](Options) is outside its range.
+    pub fn bind(&self, address: impl ToSocketAddrs + fmt::Debug) -> Result<Listener> {
+        let not_resolved = |error| no_address(&address, error);
+        let addresses: Vec<SocketAddr> = address.to_socket_addrs().map_err(not_resolved)?.collect();
+        Ok(Listener { listening: Arc::new(Listening::bind(&addresses, &self.options, session::find)?) })
+    }
+}
+
 /// A listening endpoint, which accepts connections at an address.
 ///
 /// The listener listens on a TCP port, over which both sides exchange the attributes of their queue pairs. If its
@@ -146,19 +170,12 @@ impl Listener {
     /// - Returns [`Error::NoDevice`] if no device has the address.
     /// - Returns [`Error::Verb`] if the address does not belong to this machine, or if the port is in use.
     pub fn bind(address: impl ToSocketAddrs + fmt::Debug) -> Result<Listener> {
-        Listener::bind_with(address, &Options::new())
+        Listener::builder().bind(address)
     }
 
-    /// Creates a listener at an address, with these options.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`bind`](Listener::bind), and [`Error::InvalidRequest`] if an [option](Options) is outside
-    /// its range.
-    pub fn bind_with(address: impl ToSocketAddrs + fmt::Debug, options: &Options) -> Result<Listener> {
-        let not_resolved = |error| no_address(&address, error);
-        let addresses: Vec<SocketAddr> = address.to_socket_addrs().map_err(not_resolved)?.collect();
-        Ok(Listener { listening: Arc::new(Listening::bind(&addresses, options, session::find)?) })
+    /// Creates a builder of a listener with the default options.
+    pub fn builder() -> ListenerBuilder {
+        ListenerBuilder::default()
     }
 
     /// Returns the address to which the listener is bound.
@@ -281,7 +298,7 @@ impl Connection {
     /// The error contains the pool buffer, unless the connection has queued the message or could not register the
     /// buffer. After a timeout, the message may be queued: the connection then sends it when the peer grants credits.
     pub fn send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
-        self.send_timeout(message.into(), None, self.driver.options.timeout)
+        self.send_message(message.into(), None, self.driver.options.timeout)
     }
 
     /// Sends a message with 32 bits of immediate data.
@@ -294,7 +311,20 @@ impl Connection {
         message: impl Into<SendData<'a>>,
         immediate: u32,
     ) -> Result<(), SendError> {
-        self.send_timeout(message.into(), Some(immediate), self.driver.options.timeout)
+        self.send_message(message.into(), Some(immediate), self.driver.options.timeout)
+    }
+
+    /// Sends a message like [`send`](Connection::send), but waits no longer than `timeout` for credits.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`send`](Connection::send).
+    pub fn send_timeout<'a>(
+        &self,
+        message: impl Into<SendData<'a>>,
+        timeout: impl Into<Option<Duration>>,
+    ) -> Result<(), SendError> {
+        self.send_message(message.into(), None, timeout.into().unwrap_or(Duration::MAX))
     }
 
     /// Queues a message for coalescing with others. For many consecutive short messages, this method uses far less CPU
@@ -364,7 +394,7 @@ impl Connection {
         self.driver.try_send(&mut core, outgoing)
     }
 
-    fn send_timeout(
+    fn send_message(
         &self,
         message: SendData<'_>,
         immediate: Option<u32>,
@@ -407,6 +437,13 @@ impl Connection {
     pub fn recv_timeout(&self, timeout: impl Into<Option<Duration>>) -> Result<Option<Message>> {
         let timeout = timeout.into().unwrap_or(Duration::MAX);
         self.driver.wait(timeout, "waiting for a message", Driver::try_recv)
+    }
+
+    /// Waits until the connection has ended, and returns the reason, which is [`Error::Disconnected`]. Another thread may
+    /// use the connection meanwhile.
+    pub fn closed(&self) -> Error {
+        let waiting = "waiting for the end of the connection";
+        self.driver.wait(Duration::MAX, waiting, Driver::end).unwrap_or_else(|error| error)
     }
 
     /// Shuts down the sending direction: the peer's [`recv`](Connection::recv) returns `None` after all sent messages.
@@ -456,6 +493,12 @@ impl Connection {
     #[cfg(all(test, feature = "soft"))]
     pub(super) fn driver(&self) -> &Arc<Driver> {
         &self.driver
+    }
+
+    /// Returns the address of this side's device: its IP address, and the UDP port of its RoCE packets. It changes if the
+    /// connection [reconnects](Options::reconnect) over another device.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.driver.lane().local_addr()
     }
 
     /// Returns the peer's address.

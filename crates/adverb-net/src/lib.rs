@@ -60,7 +60,8 @@ mod wait;
 
 #[cfg(feature = "tokio")]
 pub use asynchronous::{
-    AddressSpace, Connection, Connector, Listener, ReadHalf, RemoteRegion, Stream, WriteHalf, connect,
+    AddressSpace, Connection, Connector, Listener, ListenerBuilder, ReadHalf, RemoteRegion, Stream,
+    WriteHalf, connect,
 };
 pub use key::Key;
 pub use message::{Message, SendData, SendError, UnacknowledgedMessage};

@@ -63,20 +63,22 @@ impl AsRef<[u8]> for Message {
 
 /// Data to send: bytes, which are copied, or a pool buffer, which is not copied if the message is long.
 ///
-/// Conversions from references to bytes, from [`PoolBuf`] and from [`Message`] create this type, so callers seldom need
-/// to name this type.
+/// Conversions from references to bytes, from `Vec<u8>` and [`Bytes`], from [`PoolBuf`] and from [`Message`] create this
+/// type, so callers seldom need to name this type. A `Vec<u8>` or `Bytes` is copied into registered memory, and dropped.
 #[derive(Debug)]
 pub struct SendData<'a>(Source<'a>);
 
 enum Source<'a> {
-    Bytes(&'a [u8]),
+    Borrowed(&'a [u8]),
+    Owned(Bytes),
     Buffer(PoolBuf),
 }
 
 impl SendData<'_> {
     pub(crate) fn bytes(&self) -> &[u8] {
         match &self.0 {
-            Source::Bytes(bytes) => bytes,
+            Source::Borrowed(bytes) => bytes,
+            Source::Owned(bytes) => bytes,
             Source::Buffer(buffer) => buffer,
         }
     }
@@ -93,7 +95,7 @@ impl SendData<'_> {
     pub(crate) fn into_error(self, error: Error) -> SendError {
         let buffer = match self.0 {
             Source::Buffer(buffer) => Some(buffer),
-            Source::Bytes(_) => None,
+            Source::Borrowed(_) | Source::Owned(_) => None,
         };
         SendError { error, buffer }
     }
@@ -101,7 +103,21 @@ impl SendData<'_> {
 
 impl<'a, T: AsRef<[u8]> + ?Sized> From<&'a T> for SendData<'a> {
     fn from(bytes: &'a T) -> SendData<'a> {
-        SendData(Source::Bytes(bytes.as_ref()))
+        SendData(Source::Borrowed(bytes.as_ref()))
+    }
+}
+
+/// The bytes are copied when they are sent.
+impl From<Bytes> for SendData<'_> {
+    fn from(bytes: Bytes) -> Self {
+        SendData(Source::Owned(bytes))
+    }
+}
+
+/// The bytes are copied when they are sent.
+impl From<Vec<u8>> for SendData<'_> {
+    fn from(bytes: Vec<u8>) -> Self {
+        Bytes::from(bytes).into()
     }
 }
 
@@ -154,8 +170,8 @@ pub struct UnacknowledgedMessage {
 pub struct SendError {
     /// The cause of the failure.
     pub error: Error,
-    /// The pool buffer that was not sent. This field is `None` if the data was a byte slice, if the message is queued
-    /// or in flight, or if the buffer could not be registered.
+    /// The pool buffer that was not sent. This field is `None` if the data was no pool buffer, if the message is queued or
+    /// in flight, or if the buffer could not be registered.
     pub buffer: Option<PoolBuf>,
 }
 
@@ -190,7 +206,8 @@ impl From<SendError> for std::io::Error {
 impl fmt::Debug for Source<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Source::Bytes(bytes) => write!(f, "{} bytes", bytes.len()),
+            Source::Borrowed(bytes) => write!(f, "{} bytes", bytes.len()),
+            Source::Owned(bytes) => write!(f, "{} bytes", bytes.len()),
             Source::Buffer(buffer) => buffer.fmt(f),
         }
     }

@@ -16,7 +16,7 @@ const DEFAULT_MAX_MESSAGE_SIZE: u32 = 64 << 20;
 /// Options of a connection. Each side sets its own options; the options of the two sides may differ.
 ///
 /// A setter accepts any value. [`connect`](crate::blocking::Connector::connect) and
-/// [`bind`](crate::blocking::Listener::bind_with) return [`Error::InvalidRequest`] if a value is outside its range.
+/// [`bind`](crate::blocking::ListenerBuilder::bind) return [`Error::InvalidRequest`] if a value is outside its range.
 ///
 /// ```
 /// use std::time::Duration;
@@ -337,7 +337,7 @@ mod tests {
             ),
         ];
         for (options, expected) in cases {
-            let bound = Listener::bind_with("127.0.0.1:0", &options).err();
+            let bound = Listener::builder().options(&options).bind("127.0.0.1:0").err();
             // The options are checked first: nothing listens there.
             let connected = Connector::new().options(&options).connect("127.0.0.1:1").err();
             for error in [bound, connected] {

@@ -13,15 +13,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// An error: the failed operation, the cause and, for most errors, a [hint](Error::hint).
 ///
 /// `Display` prints a message for users: the failed operation, the cause, and the hint on a separate line. `Debug`
-/// prints the variant and its fields. A `main` that returns a `Result` prints `Debug`. This `main` prints the message
-/// and the hint instead:
-///
-/// ```no_run
-/// # fn run() -> adverb::Result<()> { Ok(()) }
-/// fn main() {
-///     run().unwrap_or_else(|error| { eprintln!("error: {error}"); std::process::exit(1) })
-/// }
-/// ```
+/// prints the variant and its fields. A `main` that returns a `Result` prints `Debug`: return `adverb::Report` there,
+/// which prints the message and the hint.
 ///
 /// The message includes the cause, so [`source`](std::error::Error::source) returns `None`: programs that print the chain
 /// of sources print the cause once.

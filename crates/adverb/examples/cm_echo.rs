@@ -5,23 +5,16 @@
 //! $ cargo run --example cm_echo -- 192.0.2.7:7471 "any text"
 //! ```
 
-use std::error::Error;
 use std::time::Duration;
 
+use adverb::Report;
 use adverb::memory::Buffer;
 use adverb::verbs::cm::{Connection, Connector, Listener, Path};
 use adverb::verbs::{CompletionQueue, QueuePair, RequestId, SendRequest};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-fn main() {
-    run().unwrap_or_else(|error| {
-        eprintln!("error: {error}");
-        std::process::exit(1)
-    });
-}
-
-fn run() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), Report> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["listen", address] => {

@@ -6,20 +6,14 @@
 
 use std::time::Duration;
 
+use adverb::Report;
 use adverb::verbs::{CompletionQueue, Device, QueuePair, RequestId, SendRequest, Transport};
 
 /// Datagrams with another queue key are dropped.
 const QKEY: u32 = 0x1234_5678;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-fn main() {
-    run().unwrap_or_else(|error| {
-        eprintln!("error: {error}");
-        std::process::exit(1)
-    });
-}
-
-fn run() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), Report> {
     let device = match std::env::args().nth(1) {
         Some(name) => Device::open(&name)?,
         None => Device::open_first()?,

@@ -7,18 +7,12 @@
 
 use std::time::Instant;
 
+use adverb::Report;
 use adverb::net::blocking::{Connection, Listener, connect};
 
 const ROUNDS: u32 = 1000;
 
-fn main() {
-    run().unwrap_or_else(|error| {
-        eprintln!("error: {error}");
-        std::process::exit(1)
-    });
-}
-
-fn run() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), Report> {
     match &std::env::args().skip(1).collect::<Vec<_>>()[..] {
         [command, address] if command == "serve" => Ok(serve(address)?),
         [address] => Ok(measure(address)?),

@@ -9,19 +9,13 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::time::Instant;
 
+use adverb::Report;
 use adverb::net::blocking::{Listener, connect};
 
 /// The length of a message.
 const PIECE: usize = 1 << 20;
 
-fn main() {
-    run().unwrap_or_else(|error| {
-        eprintln!("error: {error}");
-        std::process::exit(1)
-    });
-}
-
-fn run() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), Report> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match &args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["receive", address, path] => receive(address, path),
@@ -30,7 +24,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     }
 }
 
-fn receive(address: &str, path: &str) -> Result<(), Box<dyn std::error::Error>> {
+fn receive(address: &str, path: &str) -> Result<(), Report> {
     let listener = Listener::bind(address)?;
     println!("listening at {}", listener.local_addr());
     let connection = listener.accept()?;
@@ -45,7 +39,7 @@ fn receive(address: &str, path: &str) -> Result<(), Box<dyn std::error::Error>> 
     Ok(connection.close()?)
 }
 
-fn send(address: &str, path: &str) -> Result<(), Box<dyn std::error::Error>> {
+fn send(address: &str, path: &str) -> Result<(), Report> {
     let mut file = File::open(path)?;
     let connection = connect(address)?;
     let start = Instant::now();

@@ -8,22 +8,15 @@
 //! To use an RDMA NIC, open it by its name or address ([`Device::open`], [`Device::open_by_addr`]). The rest stays the
 //! same.
 
-use std::error::Error;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use adverb::Report;
 use adverb::verbs::{Access, Device, SendRequest, SoftDevice, Transport};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-fn main() {
-    run().unwrap_or_else(|error| {
-        eprintln!("error: {error}");
-        std::process::exit(1)
-    });
-}
-
-fn run() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), Report> {
     // Usually these are two programs on two machines. Each opens its device and creates a queue pair.
     let (client, server) = (SoftDevice::new().open()?, SoftDevice::new().open()?);
     let queue_pair = |device: &Device| {

@@ -8,20 +8,14 @@
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
+use adverb::Report;
 use adverb::net::RemoteAccess;
 use adverb::net::blocking::{Listener, connect};
 
 /// The length of the parameters in bytes. Their version, a word, is in front of them.
 const LEN: usize = 1 << 16;
 
-fn main() {
-    run().unwrap_or_else(|error| {
-        eprintln!("error: {error}");
-        std::process::exit(1)
-    });
-}
-
-fn run() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), Report> {
     match &std::env::args().skip(1).collect::<Vec<_>>()[..] {
         [command, address] if command == "serve" => Ok(serve(address)?),
         [address] => Ok(read(address)?),

@@ -17,10 +17,10 @@
 //!
 //! `listen` and `take` serve one peer and exit.
 
-use std::error::Error;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use adverb::Report;
 use adverb::memory::{Buffer, MemoryRegion, RemoteMemory};
 use adverb::net::{Options, blocking as net};
 use adverb::verbs::cm::{Connection, Connector, Listener, Path};
@@ -35,14 +35,7 @@ const WRITES: u32 = 128;
 /// The number of posted receives.
 const RECEIVES: u32 = 16;
 
-fn main() {
-    run().unwrap_or_else(|error| {
-        eprintln!("error: {error}");
-        std::process::exit(1)
-    });
-}
-
-fn run() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), Report> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let usage = "usage: perf listen|take ADDRESS:PORT | perf latency|events|bandwidth|messages ADDRESS:PORT [MESSAGES] [BYTES]";
     let [command, address, numbers @ ..] = &words[..] else { return Err(usage.into()) };
@@ -67,14 +60,14 @@ fn long_connect_timeout() -> Options {
 }
 
 /// Receives the messages of one peer.
-fn receive_messages(address: SocketAddr) -> Result<(), Box<dyn Error>> {
-    let connection = net::Listener::bind_with(address, &long_connect_timeout())?.accept()?;
+fn receive_messages(address: SocketAddr) -> Result<(), Report> {
+    let connection = net::Listener::builder().options(&long_connect_timeout()).bind(address)?.accept()?;
     while connection.recv()?.is_some() {}
     Ok(connection.close()?)
 }
 
 /// Sends messages, and waits until the peer has received them all.
-fn messages(address: SocketAddr, count: u32, len: usize) -> Result<(), Box<dyn Error>> {
+fn messages(address: SocketAddr, count: u32, len: usize) -> Result<(), Report> {
     let connection = net::Connector::new().options(&long_connect_timeout()).connect(address)?;
     let start = Instant::now();
     for _ in 0..count {
@@ -113,7 +106,7 @@ impl Plan {
 }
 
 /// Serves one peer.
-fn listen(address: SocketAddr) -> Result<(), Box<dyn Error>> {
+fn listen(address: SocketAddr) -> Result<(), Report> {
     let listener = Listener::bind(address)?;
     println!("listening at {}", listener.local_addr());
     let request = listener.accept()?;
@@ -135,7 +128,7 @@ fn listen(address: SocketAddr) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn latency(address: SocketAddr, plan: Plan) -> Result<(), Box<dyn Error>> {
+fn latency(address: SocketAddr, plan: Plan) -> Result<(), Report> {
     let (connection, mut side) = connect(address, plan)?;
     let mut payload = side.payload.take().ok_or("the message is already in use")?;
     let mut times = Vec::with_capacity(plan.count as usize + 1);
@@ -162,7 +155,7 @@ fn latency(address: SocketAddr, plan: Plan) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn bandwidth(address: SocketAddr, plan: Plan) -> Result<(), Box<dyn Error>> {
+fn bandwidth(address: SocketAddr, plan: Plan) -> Result<(), Report> {
     let (connection, side) = connect(address, plan)?;
     let (addr, rkey) = connection.private_data().split_first_chunk().ok_or("the peer sent no address")?;
     let rkey = rkey.first_chunk().ok_or("the peer sent no key")?;
@@ -192,7 +185,7 @@ fn bandwidth(address: SocketAddr, plan: Plan) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn connect(address: SocketAddr, plan: Plan) -> Result<(Connection, Side), Box<dyn Error>> {
+fn connect(address: SocketAddr, plan: Plan) -> Result<(Connection, Side), Report> {
     let mut side = None;
     let connector = Connector::new().timeout(TIMEOUT).private_data(&plan.to_bytes());
     let connection = connector.connect(address, |path| {

@@ -9,11 +9,11 @@
 //! Without a server's name it is the server. The programs exchange the addresses of their queue pairs over TCP. Those
 //! of rdma-core send back the last message that they received, and this one compares every byte.
 
-use std::error::Error;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv6Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use adverb::Report;
 use adverb::memory::Buffer;
 use adverb::verbs::{
     Completion, CompletionQueue, ConnectOptions, Device, Endpoint, Gid, PathMtu, ProtectionDomain, Psn, Qpn,
@@ -42,16 +42,9 @@ const RECEIVE: u64 = u64::MAX;
 /// The initial bytes of the messages of rdma-core's programs.
 const RDMA_CORE_BYTES: [u8; 2] = [0, 0x7b];
 
-type Outcome<T> = Result<T, Box<dyn Error>>;
+type Outcome<T> = Result<T, Report>;
 
-fn main() {
-    run().unwrap_or_else(|error| {
-        eprintln!("error: {error}");
-        std::process::exit(1)
-    });
-}
-
-fn run() -> Outcome<()> {
+fn main() -> Result<(), Report> {
     let options = Options::from_args()?;
     let device = match &options.device {
         Some(name) => Device::open(name)?,

@@ -6,6 +6,7 @@
 
 use std::time::{Duration, Instant};
 
+use adverb::Report;
 use adverb::memory::Buffer;
 use adverb::verbs::{
     CompletionQueue, Device, ProtectionDomain, QueuePair, RequestId, SendRequest, Transport,
@@ -14,14 +15,7 @@ use adverb::verbs::{
 const ROUNDS: u32 = 1000;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-fn main() {
-    run().unwrap_or_else(|error| {
-        eprintln!("error: {error}");
-        std::process::exit(1)
-    });
-}
-
-fn run() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), Report> {
     let device = match std::env::args().nth(1) {
         Some(name) => Device::open(&name)?,
         None => Device::open_first()?,

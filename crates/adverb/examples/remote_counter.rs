@@ -7,17 +7,11 @@
 
 use std::sync::atomic::Ordering;
 
+use adverb::Report;
 use adverb::net::RemoteAccess;
 use adverb::net::blocking::{Connection, Listener, connect};
 
-fn main() {
-    run().unwrap_or_else(|error| {
-        eprintln!("error: {error}");
-        std::process::exit(1)
-    });
-}
-
-fn run() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<(), Report> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match &args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["serve", address] => {

@@ -8,26 +8,19 @@
 //!
 //! The devices are two software NICs on a switch in this process, so the example runs on any machine.
 
-use std::error::Error;
 use std::fs::File;
 use std::io::BufWriter;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use adverb::Report;
 use adverb::verbs::recording::ActiveRecording;
 use adverb::verbs::{Access, ArmFor, Device, RecvRequest, SendRequest, SoftDevice, Switch, Transport};
 use adverb_trace::Trace;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-fn main() {
-    run().unwrap_or_else(|error| {
-        eprintln!("error: {error}");
-        std::process::exit(1)
-    });
-}
-
-fn run() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), Report> {
     let directory = std::env::args_os().nth(1).map(PathBuf::from);
     let switch = Switch::default();
     let client = SoftDevice::on_switch(&switch, "192.168.1.10".parse()?).open()?;
@@ -52,7 +45,7 @@ fn run() -> Result<(), Box<dyn Error>> {
 }
 
 /// Connects a queue pair of each device, and executes the requests.
-fn run_requests(client: &Device, server: &Device) -> Result<(), Box<dyn Error>> {
+fn run_requests(client: &Device, server: &Device) -> Result<(), Report> {
     let queue_pair = |device: &Device| {
         let completions = device.completion_queue(32).events().create()?;
         let domain = device.create_protection_domain()?;

@@ -52,6 +52,7 @@
 compile_error!("adverb needs Linux: adverb-wire and adverb-proto work everywhere");
 
 pub mod manual;
+mod report;
 
 #[cfg(feature = "cluster")]
 #[doc(inline)]
@@ -74,6 +75,7 @@ pub use adverb_verbs as verbs;
 #[doc(inline)]
 pub use adverb_verbs::memory;
 pub use adverb_verbs::{Error, Result};
+pub use report::Report;
 
 /// Compiles and runs the README's examples as doctests.
 #[cfg(all(doctest, feature = "soft", feature = "tokio"))]

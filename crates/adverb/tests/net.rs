@@ -15,6 +15,7 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use adverb::Error;
+use adverb::memory::Pages;
 use adverb::net::blocking::{Connection, Connector, Listener};
 use adverb::net::{Options, RemoteAccess, SendError};
 use adverb::verbs::{FaultConfig, SoftDevice, Switch};
@@ -297,7 +298,7 @@ fn a_message_of_one_connection_is_forwarded_over_another() {
 fn a_client_with_another_protocol_gets_an_error_message() {
     // No part of this test may have to wait for this timeout.
     let options = options().connect_timeout(Duration::from_secs(60));
-    let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
+    let listener = Listener::builder().options(&options).bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr();
     let send_raw = |request: &[u8]| {
         let mut stream = TcpStream::connect(address).unwrap();
@@ -411,4 +412,75 @@ fn waiting_for_unexposed_memory_times_out() {
     }
     let error = found.unwrap_err();
     assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+}
+
+#[test]
+fn vectors_and_shared_bytes_are_sent() {
+    let (left, right) = pair(&options());
+    for len in [0, 100, 100_000] {
+        left.send(vec![7; len]).unwrap();
+        let shared = right.recv().unwrap().unwrap().freeze();
+        assert_eq!(shared, vec![7; len]);
+        right.send(shared).unwrap();
+        assert_eq!(&left.recv().unwrap().unwrap()[..], vec![7; len]);
+    }
+}
+
+#[test]
+fn a_send_with_its_own_time_limit_waits_no_longer() {
+    let options = minimal(options());
+    let (left, _right) = pair(&options);
+    let error = loop {
+        if let Err(error) = left.send_timeout(&[1; 100], Duration::from_millis(20)) {
+            break error;
+        }
+    };
+    assert!(
+        matches!(error.error, Error::Timeout { timeout, .. } if timeout == Duration::from_millis(20)),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_read_fills_a_buffer_of_the_caller() {
+    let (left, right) = pair(&options());
+    let table = right.expose("table", 4096, RemoteAccess::READ).unwrap();
+    table.write(100, b"a row").unwrap();
+    let remote = left.remote_region("table").unwrap();
+    let buffer = left.pool().alloc(5).unwrap();
+    let place = buffer.as_ptr();
+    let buffer = remote.read_into(100, buffer).unwrap();
+    assert_eq!((&buffer[..], buffer.as_ptr()), (&b"a row"[..], place));
+
+    // A buffer that the device doesn't use is returned.
+    let error = remote.read_into(4095, buffer).unwrap_err();
+    assert!(matches!(error.error, Error::OutOfBounds { .. }), "{error}");
+    assert_eq!(&error.buffer.unwrap()[..], b"a row");
+    let foreign = right.pool().alloc(5).unwrap();
+    let error = remote.read_into(0, foreign).unwrap_err();
+    assert!(matches!(error.error, Error::InvalidRequest { .. }) && error.buffer.is_some(), "{error}");
+
+    let _pages = right.expose_addresses(1 << 20, Pages::new(8192).unwrap(), RemoteAccess::READ).unwrap();
+    let space = left.address_space().unwrap();
+    let buffer = space.read_into((1 << 20) + 100, left.pool().alloc(8).unwrap()).unwrap();
+    assert_eq!(buffer[..], [0; 8]);
+    let error = space.read_into(0, buffer).unwrap_err();
+    assert!(matches!(error.error, Error::InvalidRequest { .. }) && error.buffer.is_some(), "{error}");
+}
+
+#[test]
+fn the_end_of_a_connection_can_be_awaited() {
+    let (left, right) = pair(&options());
+    assert!(left.local_addr().ip().is_loopback(), "{}", left.local_addr());
+    let error = scope(|scope| {
+        let closed = scope.spawn(|| left.closed());
+        left.send(b"meanwhile").unwrap();
+        assert_eq!(&right.recv().unwrap().unwrap()[..], b"meanwhile");
+        assert!(!closed.is_finished());
+        drop(right);
+        closed.join().unwrap()
+    });
+    assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+    // The reason stays.
+    assert_eq!(left.closed().to_string(), error.to_string());
 }

@@ -29,7 +29,7 @@ fn connect(one: &Device, other: &Device) -> (blocking::Connection, blocking::Con
 
 fn connect_with(client: &Options, other: &Device) -> (blocking::Connection, blocking::Connection) {
     let server = client.clone().device(other);
-    let listener = blocking::Listener::bind_with("127.0.0.1:0", &server).unwrap();
+    let listener = blocking::Listener::builder().options(&server).bind("127.0.0.1:0").unwrap();
     scope(|scope| {
         let accepting = scope.spawn(|| listener.accept().unwrap());
         let connector = blocking::Connector::new().options(client);
@@ -98,7 +98,8 @@ fn messages_of_connections_allocate_nothing_after_a_warm_up() {
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (left, right) = runtime.block_on(async {
-        let listener = adverb::net::Listener::bind_with("127.0.0.1:0", &options(&there)).await.unwrap();
+        let listener =
+            adverb::net::Listener::builder().options(&options(&there)).bind("127.0.0.1:0").await.unwrap();
         let connector = adverb::net::Connector::new().options(&options(&here));
         let (left, right) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
         (left.unwrap(), right.unwrap())

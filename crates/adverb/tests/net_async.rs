@@ -24,7 +24,7 @@ async fn pair(options: &Options) -> (Connection, Connection) {
 }
 
 async fn pair_with(client: &Options, server: &Options) -> (Connection, Connection) {
-    let listener = Listener::bind_with("127.0.0.1:0", server).await.unwrap();
+    let listener = Listener::builder().options(server).bind("127.0.0.1:0").await.unwrap();
     let connector = Connector::new().options(client);
     let (client, server) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
     (client.unwrap(), server.unwrap())
@@ -187,7 +187,7 @@ async fn receives_time_out_and_a_dropped_peer_is_detected() {
 #[tokio::test]
 async fn a_silent_peer_blocks_no_other_and_accept_may_be_dropped() {
     let options = options().connect_timeout(Duration::from_secs(30));
-    let listener = Listener::bind_with("127.0.0.1:0", &options).await.unwrap();
+    let listener = Listener::builder().options(&options).bind("127.0.0.1:0").await.unwrap();
     let _silent = TcpStream::connect(listener.local_addr()).await.unwrap();
     let connector = Connector::new().options(&options);
     let connecting = connector.connect(listener.local_addr());
@@ -209,7 +209,7 @@ async fn a_silent_peer_blocks_no_other_and_accept_may_be_dropped() {
 #[tokio::test]
 async fn async_and_blocking_connections_interoperate() {
     let options = options();
-    let listener = adverb::net::blocking::Listener::bind_with("127.0.0.1:0", &options).unwrap();
+    let listener = adverb::net::blocking::Listener::builder().options(&options).bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr();
     let thread = std::thread::spawn(move || {
         let connection = listener.accept()?;
@@ -264,4 +264,22 @@ async fn operations_on_remote_memory_may_be_dropped() {
     assert_eq!(table.word(0).unwrap().load(std::sync::atomic::Ordering::Relaxed), sum);
     assert!(sum & 0xffff_ffff > 100);
     left.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_end_of_a_connection_can_be_awaited() {
+    let (left, right) = pair(&options()).await;
+    left.send_timeout(vec![1; 10], Duration::from_secs(60)).await.unwrap();
+    assert_eq!(right.recv().await.unwrap().unwrap().len(), 10);
+    let table = right.expose("table", 64, RemoteAccess::READ).await.unwrap();
+    table.write(8, b"row").unwrap();
+    let remote = left.remote_region("table").await.unwrap();
+    let buffer = remote.read_into(8, left.pool().alloc(3).unwrap()).await.unwrap();
+    assert_eq!(&buffer[..], b"row");
+
+    let mut closed = pin!(left.closed());
+    assert!(poll_once(&mut closed).await.is_none());
+    drop(right);
+    let error = closed.await;
+    assert!(matches!(error, Error::Disconnected { .. }), "{error}");
 }

@@ -148,7 +148,7 @@ fn assert_accepts(listener: &Listener, options: &Options) {
 fn a_peer_without_a_proof_gets_no_data_and_no_access() {
     let device = device();
     let options = options(&device).key(&key());
-    let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
+    let listener = Listener::builder().options(&options).bind("127.0.0.1:0").unwrap();
     let greet_with_nonce = |endpoint| greeting(Some(endpoint), Some([9; 32]), None);
     let logged = attack_listener(&listener, |log| {
         let address = listener.local_addr();
@@ -184,7 +184,7 @@ fn replayed_handshake_messages_are_rejected() {
     let open = |last: u8| SoftDevice::on_switch(&switch, IpAddr::from([10, 40, 0, last]));
     let (victim, server) = (open(1).capture(&file).open().unwrap(), open(2).open().unwrap());
     let options = options(&server).key(&key());
-    let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
+    let listener = Listener::builder().options(&options).bind("127.0.0.1:0").unwrap();
 
     // A relay between a connector and the listener records their greetings.
     let relay = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -280,7 +280,7 @@ fn a_connector_cannot_direct_a_listener_at_a_third_party() {
     };
     let strict = options(&device).allow_foreign_gid(false);
     let addr = SocketAddr::new(device.gid_for(1, None).unwrap().gid.udp_addr().ip(), 0);
-    let listener = Listener::bind_with(addr, &strict).unwrap();
+    let listener = Listener::builder().options(&strict).bind(addr).unwrap();
     let logged = attack_listener(&listener, |log| {
         let server_greeting = greet(&listener);
         assert_eq!(server_greeting[10], 2, "{}", String::from_utf8_lossy(&server_greeting));
@@ -290,7 +290,7 @@ fn a_connector_cannot_direct_a_listener_at_a_third_party() {
     assert_accepts(&listener, &strict);
 
     // The listener sends no packet before the connector's hello, so the foreign address receives nothing.
-    let listener = Listener::bind_with(addr, &options(&device)).unwrap();
+    let listener = Listener::builder().options(&options(&device)).bind(addr).unwrap();
     attack_listener(&listener, |log| {
         let server_greeting = greet(&listener);
         // A kernel device looks up a route when it connects the queue pair, and fails if there is none.
@@ -347,7 +347,7 @@ fn malformed_greetings_dont_stop_a_listener() {
         if let Some(key) = &key {
             options = options.key(key);
         }
-        let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
+        let listener = Listener::builder().options(&options).bind("127.0.0.1:0").unwrap();
         let mut random = Random(1);
         let logged = attack_listener(&listener, |log| {
             let end = End::new(&device, 8, false);
@@ -376,7 +376,7 @@ fn malformed_private_data_doesnt_stop_a_listener() {
     let address = SocketAddr::new(device.gid_for(1, None).unwrap().gid.ip(), 0);
     let options = options(&device).bootstrap(Bootstrap::ConnectionManager).key(&key());
     let start = Instant::now();
-    let listener = Listener::bind_with(address, &options).unwrap();
+    let listener = Listener::builder().options(&options).bind(address).unwrap();
     let mut random = Random(2);
     let logged = attack_listener(&listener, |log| {
         for number in 0..50 {
@@ -424,7 +424,7 @@ struct HostilePeer {
 
 impl HostilePeer {
     fn new(device: &Device, options: &Options) -> (Connection, HostilePeer) {
-        let listener = Listener::bind_with("127.0.0.1:0", options).unwrap();
+        let listener = Listener::builder().options(options).bind("127.0.0.1:0").unwrap();
         let (server, attacker, ring) = scope(|scope| {
             let server = scope.spawn(|| listener.accept().unwrap());
             let greet = |endpoint| greeting(Some(endpoint), None, None);

@@ -119,7 +119,7 @@ fn connections_are_established_with_every_bootstrap() {
     {
         let (client, server, address) = sides(bootstrap, [10, 20, number as u8], None);
         for (client, server) in [(client.clone(), server.clone()), (client.key(&key), server.key(&key))] {
-            let listener = Listener::bind_with(address, &server).unwrap();
+            let listener = Listener::builder().options(&server).bind(address).unwrap();
             assert_ne!(listener.local_addr().port(), 0);
             for _ in 0..3 {
                 exchange_and_close(connect(&client, &listener));
@@ -133,7 +133,7 @@ fn connections_are_established_despite_packet_loss() {
     let faults = FaultConfig { loss_ppm: 50_000, duplication_ppm: 20_000, ..FaultConfig::new(3) };
     let (client, server, address) = sides(Bootstrap::ConnectionManager, [10, 21, 0], Some(faults));
     let key = Key::new([7; 32]).unwrap();
-    let listener = Listener::bind_with(address, &server.key(&key)).unwrap();
+    let listener = Listener::builder().options(&server.key(&key)).bind(address).unwrap();
     for _ in 0..5 {
         exchange_and_close(connect(&client.clone().key(&key), &listener));
     }
@@ -144,7 +144,7 @@ fn a_listener_serves_both_bootstraps_at_one_port() {
     let device = Device::open("soft").unwrap();
     let address = device.gids().unwrap()[0].gid.ip();
     let options = Options::new().device(&device).timeout(Duration::from_secs(30));
-    let listener = Listener::bind_with((address, 0), &options).unwrap();
+    let listener = Listener::builder().options(&options).bind((address, 0)).unwrap();
     for bootstrap in [Bootstrap::ConnectionManager, Bootstrap::Tcp, Bootstrap::Auto] {
         exchange_and_close(connect(&options.clone().bootstrap(bootstrap), &listener));
     }
@@ -158,10 +158,10 @@ fn a_listener_with_one_bootstrap_is_unreachable_with_the_other() {
     let (cm_only, tcp_only) =
         (options.clone().bootstrap(Bootstrap::ConnectionManager), options.bootstrap(Bootstrap::Tcp));
     let start = Instant::now();
-    let listener = Listener::bind_with((address, 0), &tcp_only).unwrap();
+    let listener = Listener::builder().options(&tcp_only).bind((address, 0)).unwrap();
     let error = Connector::new().options(&cm_only).connect(listener.local_addr()).unwrap_err();
     assert!(error.to_string().contains("no program on the host listens on it"), "{error}");
-    let listener = Listener::bind_with((address, 0), &cm_only).unwrap();
+    let listener = Listener::builder().options(&cm_only).bind((address, 0)).unwrap();
     let error = Connector::new().options(&tcp_only).connect(listener.local_addr()).unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
@@ -178,7 +178,7 @@ fn connecting_fails_at_the_connect_timeout() {
     };
     assert!(is_timeout(&error), "{error}");
     // A listener without an accepting caller doesn't respond.
-    let listener = Listener::bind_with(address, &server).unwrap();
+    let listener = Listener::builder().options(&server).bind(address).unwrap();
     let error = Connector::new().options(&client).connect(listener.local_addr()).unwrap_err();
     assert!(is_timeout(&error), "{error}");
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
@@ -188,7 +188,7 @@ fn connecting_fails_at_the_connect_timeout() {
 fn a_stopped_listener_can_be_restarted() {
     for (number, bootstrap) in [Bootstrap::Auto, Bootstrap::ConnectionManager].into_iter().enumerate() {
         let (client, server, address) = sides(bootstrap, [10, 23, number as u8], None);
-        let listener = Listener::bind_with(address, &server).unwrap();
+        let listener = Listener::builder().options(&server).bind(address).unwrap();
         let address = listener.local_addr();
         let (left, right) = connect(&client, &listener);
         for _ in 0..3 {
@@ -220,13 +220,13 @@ fn a_stopped_listener_can_be_restarted() {
 #[test]
 fn a_port_has_one_listener() {
     let (_, server, address) = sides(Bootstrap::ConnectionManager, [10, 24, 0], None);
-    let listener = Listener::bind_with(address, &server).unwrap();
-    Listener::bind_with(listener.local_addr(), &server).unwrap_err();
+    let listener = Listener::builder().options(&server).bind(address).unwrap();
+    Listener::builder().options(&server).bind(listener.local_addr()).unwrap_err();
 }
 
 /// Connects to a listener with other options, and returns the text of the client's error.
 fn rejection(client: &Options, server: &Options, address: SocketAddr) -> String {
-    let listener = Listener::bind_with(address, server).unwrap();
+    let listener = Listener::builder().options(server).bind(address).unwrap();
     scope(|scope| {
         let accepting = scope.spawn(|| listener.accept().unwrap_err());
         let start = Instant::now();
@@ -268,15 +268,15 @@ fn a_peer_with_another_key_or_none_is_rejected_with_a_reason() {
 #[test]
 fn messages_above_the_peers_limit_are_rejected_locally() {
     let (client, server, address) = sides(Bootstrap::Auto, [10, 26, 0], None);
-    let listener = Listener::bind_with(address, &server.max_message_size(100_000)).unwrap();
+    let listener = Listener::builder().options(&server.max_message_size(100_000)).bind(address).unwrap();
     let (client, server) = connect(&client, &listener);
     for len in [100_001, 1 << 20] {
-        let error = client.send(&vec![0; len]).unwrap_err();
+        let error = client.send(vec![0; len]).unwrap_err();
         assert!(matches!(error.error, Error::MessageTooLong { max: 100_000, .. }), "{error}");
     }
-    client.send(&vec![0; 100_000]).unwrap();
+    client.send(vec![0; 100_000]).unwrap();
     assert_eq!(server.recv().unwrap().unwrap().len(), 100_000);
-    server.send(&vec![0; 200_000]).unwrap();
+    server.send(vec![0; 200_000]).unwrap();
     assert_eq!(client.recv().unwrap().unwrap().len(), 200_000);
 }
 
@@ -294,7 +294,7 @@ mod tasks {
         {
             let (client, server, address) = sides(bootstrap, [10, 30, number as u8], None);
             let (connector, server) = (Connector::new().options(&client.key(&key)), server.key(&key));
-            let listener = Listener::bind_with(address, &server).await.unwrap();
+            let listener = Listener::builder().options(&server).bind(address).await.unwrap();
             let address = listener.local_addr();
             for _ in 0..3 {
                 let (left, right) = tokio::join!(connector.connect(address), listener.accept());
@@ -320,7 +320,7 @@ mod tasks {
             let (client, server, address) = sides(bootstrap, [10, 31, number as u8], None);
             let client = Connector::new().options(&client.key(&Key::new([1; 32]).unwrap()));
             let server = server.key(&Key::new([2; 32]).unwrap());
-            let listener = Listener::bind_with(address, &server).await.unwrap();
+            let listener = Listener::builder().options(&server).bind(address).await.unwrap();
             let address = listener.local_addr();
             let error = tokio::select! {
                 error = client.connect(address) => error.unwrap_err(),
@@ -334,7 +334,7 @@ mod tasks {
 #[test]
 fn a_source_with_too_many_connections_gets_no_further_one() {
     let options = Options::new().max_connections_per_source(2).timeout(Duration::from_secs(30));
-    let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
+    let listener = Listener::builder().options(&options).bind("127.0.0.1:0").unwrap();
     let connect = || Connector::new().options(&options).connect(listener.local_addr());
     scope(|scope| {
         let mut accepted = Vec::new();

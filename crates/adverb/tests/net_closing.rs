@@ -21,7 +21,7 @@ fn options(seed: u64, loss: u32) -> [Options; 2] {
 }
 
 fn pair([closer, peer]: &[Options; 2]) -> (Connection, Connection) {
-    let listener = Listener::bind_with("127.0.0.1:0", peer).unwrap();
+    let listener = Listener::builder().options(peer).bind("127.0.0.1:0").unwrap();
     scope(|scope| {
         let accepting = scope.spawn(|| listener.accept().unwrap());
         let closer = Connector::new().options(closer).connect(listener.local_addr()).unwrap();
@@ -110,7 +110,7 @@ mod tasks {
             for seed in 1..7 {
                 workers.spawn(async move {
                     let [closer, peer] = options(seed, 200_000);
-                    let listener = Listener::bind_with("127.0.0.1:0", &peer).await.unwrap();
+                    let listener = Listener::builder().options(&peer).bind("127.0.0.1:0").await.unwrap();
                     for round in 0..10 {
                         let address = listener.local_addr();
                         let connector = Connector::new().options(&closer);
@@ -141,7 +141,7 @@ mod tasks {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         for seed in 1..7 {
             let [closer, peer] = options(seed, 200_000);
-            let listener = runtime.block_on(Listener::bind_with("127.0.0.1:0", &peer)).unwrap();
+            let listener = runtime.block_on(Listener::builder().options(&peer).bind("127.0.0.1:0")).unwrap();
             for _ in 0..5 {
                 let address = listener.local_addr();
                 let closing = runtime.spawn({
@@ -164,7 +164,7 @@ mod tasks {
             let (send_address, address) = std::sync::mpsc::channel();
             let accepting = spawn(move || {
                 run(async {
-                    let listener = Listener::bind_with("127.0.0.1:0", &other).await.unwrap();
+                    let listener = Listener::builder().options(&other).bind("127.0.0.1:0").await.unwrap();
                     send_address.send(listener.local_addr()).unwrap();
                     listener.accept().await.unwrap().into_stream().shutdown().await
                 })
@@ -183,7 +183,7 @@ mod tasks {
 fn connect_succeeds_if_the_listener_writes_and_closes_at_once() {
     let [connector, listener] = options(1, 0);
     for _ in 0..100 {
-        let listener = Listener::bind_with("127.0.0.1:0", &listener).unwrap();
+        let listener = Listener::builder().options(&listener).bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr();
         scope(|scope| {
             scope.spawn(|| listener.accept().unwrap().into_stream().write_all(b"bytes").unwrap());

@@ -31,7 +31,7 @@ fn start(role: &str, options: &Options) -> (Child, Connection) {
     // A forked child shares its parent's UDP socket, but not the memory through which processes at one address exchange
     // packets.
     let address = if role.starts_with("fork") { "127.0.0.2:0" } else { "127.0.0.1:0" };
-    let listener = Listener::bind_with(address, options).unwrap();
+    let listener = Listener::builder().options(options).bind(address).unwrap();
     let mut program = Command::new(std::env::current_exe().unwrap());
     program.args(["--exact", "runs_its_role", "--nocapture"]);
     program.env(ROLE, role).env(ADDR, listener.local_addr().to_string());

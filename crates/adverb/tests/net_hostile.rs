@@ -179,7 +179,7 @@ fn attack(key: Option<&Key>, time: Duration) {
     let ip = device.gid_for(1, None).unwrap().gid.ip();
     // The timeout is short, so that silent connections are closed soon, but long enough for a busy machine.
     let listener_options = client_options.clone().connect_timeout(Duration::from_secs(3));
-    let listener = Listener::bind_with((ip, 0), &listener_options).unwrap();
+    let listener = Listener::builder().options(&listener_options).bind((ip, 0)).unwrap();
     let addr = listener.local_addr();
     let (stop, counts) = (AtomicBool::new(false), Counts::default());
     let end = End::new(&device, 8, false);

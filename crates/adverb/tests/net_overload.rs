@@ -46,7 +46,7 @@ impl Drop for Stop<'_> {
 fn silent_clients_dont_keep_others_from_connecting() {
     let options = Options::new().device(&Device::open("soft").unwrap());
     let options = options.connect_timeout(Duration::from_secs(60)).timeout(Duration::from_secs(30));
-    let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
+    let listener = Listener::builder().options(&options).bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr();
     for is_fd_limited in [true, false] {
         let start = Instant::now();

@@ -119,7 +119,7 @@ fn runs_its_role() {
 /// Echoes the messages of all connections.
 fn listen() {
     let options = options().reconnect(Duration::from_secs(20));
-    let listener = Listener::bind_with((LISTENER, PORT), &options).unwrap();
+    let listener = Listener::builder().options(&options).bind((LISTENER, PORT)).unwrap();
     println!("listening");
     loop {
         let connection = listener.accept().unwrap();

@@ -25,7 +25,7 @@ fn minimal(options: Options) -> Options {
 }
 
 async fn connections(options: &Options) -> (Connection, Connection) {
-    let listener = Listener::bind_with("127.0.0.1:0", options).await.unwrap();
+    let listener = Listener::builder().options(options).bind("127.0.0.1:0").await.unwrap();
     let connector = Connector::new().options(options);
     let (client, server) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
     (client.unwrap(), server.unwrap())
@@ -279,7 +279,7 @@ async fn a_blocked_shutdown_is_sent_without_further_polls() {
 async fn blocked_fed_messages_are_sent_by_the_stream() {
     for count in 0..MAX_WRITES {
         let (left, right) = connections(&minimal(options())).await;
-        let sent = (0..count).take_while(|at| left.try_send(&bytes(*at, 1)).is_ok()).count();
+        let sent = (0..count).take_while(|at| left.try_send(bytes(*at, 1)).is_ok()).count();
         left.feed(&bytes(sent, 1)).await.unwrap();
         let _left = left.into_stream();
         let mut read = vec![0; sent + 1];
@@ -293,12 +293,12 @@ async fn blocked_fed_messages_are_sent_by_the_stream() {
 fn dropping_a_blocking_writer_shuts_the_stream_down() -> io::Result<()> {
     for count in 0..MAX_WRITES {
         let options = minimal(options());
-        let listener = blocking::Listener::bind_with("127.0.0.1:0", &options)?;
+        let listener = blocking::Listener::builder().options(&options).bind("127.0.0.1:0")?;
         let address = listener.local_addr();
         let accepting = std::thread::spawn(move || listener.accept());
         let left = blocking::Connector::new().options(&options).connect(address)?;
         let right = accepting.join().unwrap()?;
-        let sent = (0..count).take_while(|at| left.try_send(&bytes(*at, 1)).is_ok()).count();
+        let sent = (0..count).take_while(|at| left.try_send(bytes(*at, 1)).is_ok()).count();
         let (reader, writer) = left.into_stream().into_split();
         let dropping = std::thread::spawn(move || drop(writer));
         // Time until the other thread waits for credits, or has ended.
@@ -394,7 +394,7 @@ async fn dropped_reads_lose_no_bytes() {
 #[test]
 fn blocking_streams_carry_bytes_in_both_directions() -> io::Result<()> {
     for options in [options(), minimal(options())] {
-        let listener = blocking::Listener::bind_with("127.0.0.1:0", &options)?;
+        let listener = blocking::Listener::builder().options(&options).bind("127.0.0.1:0")?;
         let address = listener.local_addr();
         let thread = std::thread::spawn(move || {
             let (mut reader, mut writer) = listener.accept()?.into_stream().into_split();

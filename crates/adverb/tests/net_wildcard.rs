@@ -105,7 +105,7 @@ impl Drop for Stop<'_> {
 fn stranger() {
     let key = Key::new([7; 32]).unwrap();
     for wildcard in ["0.0.0.0:0", "[::]:0"] {
-        let listener = Listener::bind_with(wildcard, &options().key(&key)).unwrap();
+        let listener = Listener::builder().options(&options().key(&key)).bind(wildcard).unwrap();
         let port = listener.local_addr().port();
         scope(|scope| {
             let _stop = Stop(&listener);
@@ -133,7 +133,7 @@ fn a_wildcard_listener_opens_no_device_for_an_unauthenticated_peer() {
 }
 
 fn refusal() {
-    let listener = Listener::bind_with("[::]:0", &options()).unwrap();
+    let listener = Listener::builder().options(&options()).bind("[::]:0").unwrap();
     scope(|scope| {
         let _stop = Stop(&listener);
         scope.spawn(|| listener.accept().map(drop));
@@ -155,7 +155,7 @@ fn connecting_to_an_address_without_a_device_fails_with_a_hint() {
 fn opened() {
     // The listener serves devices that the process has opened by name, but not those that it opens later.
     let device = Device::open(&format!("soft:{ADDR}")).unwrap();
-    let listener = Listener::bind_with("[::]:0", &options()).unwrap();
+    let listener = Listener::builder().options(&options()).bind("[::]:0").unwrap();
     let late = Device::open(&format!("soft:{ADDR_V6}")).unwrap();
     drop(device);
     assert!(is_open(ADDR), "the listener keeps its devices");
@@ -184,7 +184,7 @@ fn foreign() {
     for (connector, listener) in
         [(&default_options, &default_options), (&lenient, &default_options), (&default_options, &lenient)]
     {
-        let listener = Listener::bind_with("127.0.0.1:0", listener).unwrap();
+        let listener = Listener::builder().options(listener).bind("127.0.0.1:0").unwrap();
         scope(|scope| {
             let _stop = Stop(&listener);
             scope.spawn(|| listener.accept().map(drop));
@@ -193,7 +193,7 @@ fn foreign() {
             assert!(reason.contains(&format!("GID {gid} is not an address of the TCP peer")), "{reason}");
         });
     }
-    let listener = Listener::bind_with("127.0.0.1:0", &lenient).unwrap();
+    let listener = Listener::builder().options(&lenient).bind("127.0.0.1:0").unwrap();
     exchange_with(&lenient, &listener, listener.local_addr());
 }
 
@@ -222,7 +222,7 @@ fn a_wildcard_listener_serves_every_loopback_address() {
     for (wildcard, addrs) in
         [("0.0.0.0:0", &["127.0.0.1", "127.5.6.7"][..]), ("[::]:0", &["127.0.0.1", "127.5.6.7", "::1"])]
     {
-        let listener = Listener::bind_with(wildcard, &options()).unwrap();
+        let listener = Listener::builder().options(&options()).bind(wildcard).unwrap();
         for addr in addrs {
             exchange(&listener, SocketAddr::new(addr.parse().unwrap(), listener.local_addr().port()));
         }
@@ -234,7 +234,7 @@ fn a_wildcard_listener_is_reached_with_the_connection_manager() {
     let device = Device::open("soft").unwrap();
     let addr = device.gids().unwrap()[0].gid.ip();
     let options = options().bootstrap(Bootstrap::ConnectionManager);
-    let listener = Listener::bind_with("0.0.0.0:0", &options).unwrap();
+    let listener = Listener::builder().options(&options).bind("0.0.0.0:0").unwrap();
     let peer = (addr, listener.local_addr().port());
     scope(|scope| {
         let client = scope.spawn(|| Connector::new().options(&options).connect(peer).unwrap());
@@ -252,7 +252,7 @@ mod tasks {
 
     #[tokio::test]
     async fn of_a_wildcard_listener_serve_loopback() {
-        let listener = Listener::bind_with("[::]:0", &options()).await.unwrap();
+        let listener = Listener::builder().options(&options()).bind("[::]:0").await.unwrap();
         let peer = (IpAddr::from(Ipv4Addr::LOCALHOST), listener.local_addr().port());
         let connector = Connector::new().options(&options());
         let (client, server) = tokio::join!(connector.connect(peer), listener.accept());

@@ -307,7 +307,7 @@ fn software_nics(messages: usize) -> [Device; 2] {
     let [high, low] = (std::process::id() as u16).to_be_bytes();
     let [first, second] = [1, 2].map(|n| Ipv4Addr::new(127, 100 + n, high, low));
     let [sender, receiver] = [first, second].map(|addr| SoftDevice::at_addr(addr.into()).open().unwrap());
-    let listener = Listener::bind_with((second, 0), &Options::new().device(&receiver)).unwrap();
+    let listener = Listener::builder().options(&Options::new().device(&receiver)).bind((second, 0)).unwrap();
     let port = listener.local_addr().port();
     std::thread::scope(|scope| {
         let receiving = scope.spawn(|| {

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 
 use super::owner;
 
-/// The options that the device's variables tell to programs.
+/// The options of the device, which programs read from environment variables.
 #[derive(Debug, clap::Args)]
 pub(super) struct Options {
     /// The device: `soft:` and an address of this machine. The default is 127.0.0.1 or, if another
@@ -59,7 +59,7 @@ pub(super) fn variables(
             libraries.display()
         );
     }
-    // It replaces these, and $ORIGIN is the directory of the program.
+    // The dynamic linker replaces these tokens: $ORIGIN by the directory of the program.
     let tokens = ["ORIGIN", "LIB", "PLATFORM"].map(|name| [format!("${name}"), format!("${{{name}}}")]);
     let text = search.to_string_lossy();
     if let Some(token) = tokens.as_flattened().iter().find(|token| text.contains(token.as_str())) {
@@ -82,10 +82,10 @@ pub(super) fn variables(
         ("ADVERB_SEED", options.seed.to_string().into()),
     ];
     let suppressions = libraries.join("tsan.supp");
-    // A quote in the path would end it, and the rest would be other options.
+    // A quote in the path would end the option's value, and ThreadSanitizer would read the rest as further options.
     let is_quotable = !suppressions.as_os_str().as_bytes().contains(&b'\'');
     if is_quotable && suppressions.is_file() {
-        // The user's own suppressions follow, and replace these.
+        // If the user's options name a file, too, they follow, and the last one wins.
         let option = format!("suppressions='{}':print_suppressions=0", suppressions.display());
         variables.push(("TSAN_OPTIONS", prepend_option(&option, existing("TSAN_OPTIONS"))));
     }

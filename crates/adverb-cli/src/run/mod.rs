@@ -104,7 +104,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let trace = options.trace.as_deref().map(prepare_trace).transpose()?;
     match args.program.first().and_then(|program| executable::find_obstacle(program)) {
         Some(blocked) if matches!(blocked.obstacle, Obstacle::Musl(_)) => bail!("{blocked}"),
-        // Programs that it starts may use the device.
+        // The program runs without the device, but it may start other programs that use it.
         Some(blocked) => eprintln!("adverb: {blocked}"),
         None => {}
     }

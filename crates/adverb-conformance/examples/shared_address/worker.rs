@@ -20,7 +20,7 @@ pub(crate) fn run(address: IpAddr) -> Result<()> {
     let gid = device.gids()?[0].gid;
     ensure!(gid.udp_addr() == SocketAddr::new(address, 4791), "the device has the GID {gid}");
     let options = Options::new().device(&device).connect_timeout(TIMEOUT).timeout(TIMEOUT);
-    let listener = Listener::bind_with((address, 0), &options)?;
+    let listener = Listener::builder().options(&options).bind((address, 0))?;
     print_line(&format!("ready {}", listener.local_addr().port()))?;
     thread::spawn(move || {
         while let Ok(connection) = listener.accept() {

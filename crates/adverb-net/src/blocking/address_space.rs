@@ -109,6 +109,22 @@ impl AddressSpace<'_> {
         remote.read(range)
     }
 
+    /// Reads as many bytes as `buffer` has, from an address on, into the buffer, and returns the buffer. The device writes
+    /// to it directly.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`read`](AddressSpace::read), and [`Error::InvalidRequest`] if the buffer isn't from the
+    /// connection's [pool](Connection::pool). The error contains the buffer, unless the device still uses it.
+    pub fn read_into(&self, address: u64, buffer: PoolBuf) -> Result<PoolBuf, SendError> {
+        // An end that wraps around lies before the start, and so in no exposed memory.
+        let end = address.wrapping_add(buffer.len() as u64);
+        match self.find(&(address..end)) {
+            Ok((remote, range)) => remote.read_into(range.start, buffer),
+            Err(error) => Err(SendError { error, buffer: Some(buffer) }),
+        }
+    }
+
     /// Reads several ranges of addresses. Many requests are in flight at the same time: the send queue limits their
     /// number.
     ///

@@ -82,6 +82,20 @@ impl RemoteRegion<'_> {
         self.connection.finish_read(&mut operation)
     }
 
+    /// Reads a range that is as long as `buffer` into the buffer, and returns the buffer. The device writes to it directly.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`read`](RemoteRegion::read), and [`Error::InvalidRequest`] if the buffer isn't from the
+    /// connection's [pool](Connection::pool). The error contains the buffer, unless the device still uses it.
+    pub fn read_into(&self, offset: u64, buffer: PoolBuf) -> Result<PoolBuf, SendError> {
+        let mut operation = self.connection.driver.prepare_read_into(&self.memory, offset, buffer)?;
+        match self.connection.finish_read(&mut operation) {
+            Ok(buffer) => Ok(buffer),
+            Err(error) => Err(operation.into_error(error)),
+        }
+    }
+
     /// Reads several ranges. Many requests are in flight at the same time: the send queue limits their number.
     ///
     /// # Errors

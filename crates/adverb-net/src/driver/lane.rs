@@ -102,7 +102,12 @@ impl Lane {
 
     /// Returns the addresses to which this side's packets and the peer's packets are sent.
     pub(crate) fn udp_addrs(&self) -> Option<(SocketAddr, SocketAddr)> {
-        Some((self.remote?.gid.udp_addr(), self.queue_pair.endpoint().gid.udp_addr()))
+        Some((self.remote?.gid.udp_addr(), self.local_addr()))
+    }
+
+    /// Returns the address of this side's device.
+    pub(crate) fn local_addr(&self) -> SocketAddr {
+        self.queue_pair.endpoint().gid.udp_addr()
     }
 
     /// Whether the device is a software NIC, whose packets pass the host's firewall.

@@ -416,6 +416,11 @@ impl Driver {
         Error::Disconnected { peer: self.peer, reason: reason.into(), hint: hint.into() }
     }
 
+    /// Returns the reason of the end as an error, once the connection has ended.
+    pub(crate) fn end(&self, core: &mut Core) -> Result<Option<Error>> {
+        Ok(core.connection.end_reason().map(|reason| self.ended(core, reason)))
+    }
+
     /// Returns the error of a connection that ends for this reason.
     fn ended(&self, core: &Core, reason: EndReason) -> Error {
         let Failure { reason, hint } = core.end.clone().unwrap_or_else(|| describe(core, reason));

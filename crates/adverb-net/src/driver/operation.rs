@@ -179,6 +179,29 @@ impl Driver {
         Ok(self.operation(SendRequest::read(self.pool().alloc(len)?, remote_addr), region))
     }
 
+    /// Prepares a READ into a buffer, whose length is that of the range.
+    pub(crate) fn prepare_read_into(
+        &self,
+        region: &PeerRegion,
+        offset: u64,
+        buffer: PoolBuf,
+    ) -> Result<PendingOp<'_>, SendError> {
+        let len = buffer.len();
+        let remote_addr = region.remote_addr(offset, len, RemoteAccess::READ).and_then(|remote_addr| {
+            self.check_len(len)?;
+            if buffer.protection_domain() != self.pool().protection_domain() {
+                let reason =
+                    "the device reads only into buffers of the connection's pool: `Connection::pool`";
+                return Err(Error::InvalidRequest { reason: reason.into() });
+            }
+            Ok(remote_addr)
+        });
+        match remote_addr {
+            Ok(remote_addr) => Ok(self.operation(SendRequest::read(buffer, remote_addr), region)),
+            Err(error) => Err(SendError { error, buffer: Some(buffer) }),
+        }
+    }
+
     /// Prepares a WRITE to the peer's memory.
     pub(crate) fn prepare_write(
         &self,

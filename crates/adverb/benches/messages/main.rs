@@ -84,7 +84,7 @@ fn write_over_queue_pair(rounds: u64, is_recorded: bool) -> Result<()> {
 
 fn send_over_connection(rounds: u64, send: impl Fn(&Connection) -> Result<()>) -> Result<()> {
     let options = Options::new().device(&device()?);
-    let listener = Listener::bind_with("127.0.0.1:0", &options)?;
+    let listener = Listener::builder().options(&options).bind("127.0.0.1:0")?;
     let connector = Connector::new().options(&options);
     let (left, right) = scope(|scope| {
         let accepting = scope.spawn(|| listener.accept());

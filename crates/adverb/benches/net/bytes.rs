@@ -74,7 +74,7 @@ pub(crate) fn serve(address: &str, work: Work) -> Outcome<Duration> {
 
 pub(crate) fn serve_stream(device: &str, work: Work) -> Outcome<Duration> {
     runtime()?.block_on(async {
-        let listener = net::Listener::bind_with(address(device)?, &options(device)?).await?;
+        let listener = net::Listener::builder().options(&options(device)?).bind(address(device)?).await?;
         peer::send_line(&listener.local_addr().to_string());
         read(listener.accept().await?.into_stream(), work).await
     })

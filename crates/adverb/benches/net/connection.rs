@@ -72,7 +72,7 @@ pub(crate) fn run_client(peer: &mut Peer, device: &str, work: Work, method: Send
 }
 
 pub(crate) fn serve(device: &str, work: Work) -> Outcome<Duration> {
-    let listener = blocking::Listener::bind_with(address(device)?, &options(device)?)?;
+    let listener = blocking::Listener::builder().options(&options(device)?).bind(address(device)?)?;
     peer::send_line(&listener.local_addr().to_string());
     let connection = listener.accept()?;
     let cpu = cpu_time();
@@ -133,7 +133,7 @@ pub(crate) fn run_tasks_client(peer: &mut Peer, device: &str, work: Work) -> Out
 
 pub(crate) fn serve_tasks(device: &str, work: Work) -> Outcome<Duration> {
     runtime()?.block_on(async {
-        let listener = net::Listener::bind_with(address(device)?, &options(device)?).await?;
+        let listener = net::Listener::builder().options(&options(device)?).bind(address(device)?).await?;
         peer::send_line(&listener.local_addr().to_string());
         let connection = listener.accept().await?;
         let cpu = cpu_time();

@@ -29,7 +29,7 @@ pub(crate) fn blocking_pair(
     client: &Options,
     server: &Options,
 ) -> (blocking::Connection, blocking::Connection) {
-    let listener = blocking::Listener::bind_with("127.0.0.1:0", server).unwrap();
+    let listener = blocking::Listener::builder().options(server).bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr();
     scope(|scope| {
         let client = scope.spawn(|| blocking::Connector::new().options(client).connect(address).unwrap());

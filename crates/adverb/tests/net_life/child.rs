@@ -23,7 +23,7 @@ pub(crate) fn options() -> Options {
 /// Listens at the device's address.
 pub(crate) fn listen() -> Listener {
     let address = device().gid_for(1, None).unwrap().gid.ip();
-    Listener::bind_with((address, 0), &options()).unwrap()
+    Listener::builder().options(&options()).bind((address, 0)).unwrap()
 }
 
 /// A process with a role, which is killed when this value is dropped.

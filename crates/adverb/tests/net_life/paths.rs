@@ -101,7 +101,7 @@ pub(crate) fn receive() {
     let addrs =
         interfaces.lines().map(|line| line.split_whitespace().nth(3).unwrap().split('/').next().unwrap());
     let _devices: Vec<Device> = addrs.map(|addr| Device::open(&format!("soft:{addr}")).unwrap()).collect();
-    let listener = Listener::bind_with(("0.0.0.0", PORT), &options()).unwrap();
+    let listener = Listener::builder().options(&options()).bind(("0.0.0.0", PORT)).unwrap();
     println!("listening {}", listener.local_addr());
     scope(|scope| {
         let connection = listener.accept().unwrap();

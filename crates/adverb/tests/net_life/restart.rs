@@ -32,7 +32,7 @@ fn transfer_message(messages: &Messages, number: usize) -> &[u8] {
 pub(crate) fn receive(port: &str, path: &str) {
     let listener = loop {
         // The previous process may still have the port.
-        match Listener::bind_with(format!("127.0.0.1:{port}"), &reconnecting_options()) {
+        match Listener::builder().options(&reconnecting_options()).bind(format!("127.0.0.1:{port}")) {
             Ok(listener) => break listener,
             Err(_) => sleep(Duration::from_millis(10)),
         }

@@ -51,7 +51,7 @@ fn any_port(options: &Options) -> SocketAddr {
 
 /// Returns a listener, a connection of a connector, and the accepted one.
 fn connected(options: [&Options; 2]) -> (Listener, Connection, Connection) {
-    let listener = Listener::bind_with(any_port(options[1]), options[1]).unwrap();
+    let listener = Listener::builder().options(options[1]).bind(any_port(options[1])).unwrap();
     let connector = Connector::new().options(options[0]);
     let (left, right) = scope(|scope| {
         let left = scope.spawn(|| connector.connect(listener.local_addr()).unwrap());
@@ -219,7 +219,8 @@ fn a_listener_whose_lane_fails_resumes_when_the_peer_redials() {
 fn a_session_resumes_over_a_lane_with_a_shorter_ring() {
     const LEN: usize = 5_000;
     let (wide, narrow) = (options(), options().recv_ring_size(512).max_outstanding_writes(4));
-    let listeners = [&wide, &narrow].map(|options| Listener::bind_with(any_port(options), options).unwrap());
+    let listeners =
+        [&wide, &narrow].map(|options| Listener::builder().options(options).bind(any_port(options)).unwrap());
     let [first, second] = &listeners;
     let connector = Connector::new().options(&wide).alternate_addr(second.local_addr().to_string());
     let (left, right) = scope(|scope| {
@@ -233,7 +234,7 @@ fn a_session_resumes_over_a_lane_with_a_shorter_ring() {
         scope.spawn(|| second.accept().map(drop));
         assert!(left.driver().fail_lane() && right.driver().fail_lane());
         // Some messages are posted to the failed lane, some wait for the next one, and some are sent over it.
-        scope.spawn(|| (0..20).for_each(|number| left.send(&bytes(number, LEN)).unwrap()));
+        scope.spawn(|| (0..20).for_each(|number| left.send(bytes(number, LEN)).unwrap()));
         for number in 0..20 {
             assert!(right.recv().unwrap().unwrap()[..] == bytes(number, LEN), "message {number}");
         }
@@ -334,7 +335,7 @@ async fn hardware_reports_the_end_of_the_peer_to_tasks_at_once() {
     if options.device.as_ref().unwrap().is_software() {
         return println!("skipped: only the connection manager of RDMA hardware reports the end of the peer");
     }
-    let listener = net::Listener::bind_with(any_port(&options), &options).await.unwrap();
+    let listener = net::Listener::builder().options(&options).bind(any_port(&options)).await.unwrap();
     let connector = net::Connector::new().options(&options);
     let (left, right) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
     let (left, right) = (left.unwrap(), right.unwrap());
@@ -388,7 +389,7 @@ fn a_connection_whose_peer_forgot_the_session_ends() {
 fn a_session_does_not_resume_without_its_key() {
     let open = options();
     let keyed = options().key(&Key::new([7; 32]).unwrap());
-    let other = Listener::bind_with(any_port(&open), &open).unwrap();
+    let other = Listener::builder().options(&open).bind(any_port(&open)).unwrap();
     with_pair([&keyed, &keyed], |left, right| {
         // A peer that observes the packets knows the session's ID.
         let purpose = LanePurpose::Forge(right.driver().session().unwrap());
@@ -452,7 +453,7 @@ fn an_armed_connection_is_not_polled_before_an_event() {
 #[test]
 fn another_peer_cannot_take_over_a_session_id() {
     let options = options();
-    let listener = Listener::bind_with("127.0.0.1:0", &options).unwrap();
+    let listener = Listener::builder().options(&options).bind("127.0.0.1:0").unwrap();
     with_pair([&options, &options], |left, right| {
         // A peer that has observed the ID begins a session with it.
         let purpose = LanePurpose::Connect(right.driver().session());
@@ -488,7 +489,7 @@ async fn sessions_of_tasks_resume() {
     use crate as net;
     use tokio::io::AsyncWriteExt;
     let options = options().reconnect(Duration::from_secs(3));
-    let listener = net::Listener::bind_with(any_port(&options), &options).await.unwrap();
+    let listener = net::Listener::builder().options(&options).bind(any_port(&options)).await.unwrap();
     let connector = net::Connector::new().options(&options);
     let (left, right) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
     let (left, right) = (left.unwrap(), right.unwrap());
@@ -531,7 +532,7 @@ async fn other_tasks_run_while_another_thread_has_a_connections_lock() {
     use crate as net;
     use std::sync::mpsc::channel;
     let options = options();
-    let listener = net::Listener::bind_with(any_port(&options), &options).await.unwrap();
+    let listener = net::Listener::builder().options(&options).bind(any_port(&options)).await.unwrap();
     let connector = net::Connector::new().options(&options);
     let (left, right) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
     let (left, right) = (left.unwrap(), right.unwrap());

@@ -159,7 +159,7 @@ async fn streams_of_tasks_lose_and_duplicate_no_byte() {
     }
 
     for options in options_per_bootstrap() {
-        let listener = Listener::bind_with(super::any_port(&options), &options).await.unwrap();
+        let listener = Listener::builder().options(&options).bind(super::any_port(&options)).await.unwrap();
         let connector = Connector::new().options(&options);
         let (left, right) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
         let (left, right) = (left.unwrap(), right.unwrap());

@@ -22,7 +22,7 @@ async fn break_many(count: usize) {
     let [connector, listener] = devices.each_ref().map(|device| {
         options(device).recv_ring_size(4096).max_outstanding_writes(4).connect_timeout(RECONNECT_TIMEOUT)
     });
-    let listener = crate::Listener::bind_with("127.0.0.1:0", &listener).await.unwrap();
+    let listener = crate::Listener::builder().options(&listener).bind("127.0.0.1:0").await.unwrap();
     let connector = crate::Connector::new().options(&connector);
     let mut drivers: Vec<Arc<Driver>> = Vec::new();
     let (mut clients, mut servers) = (Vec::new(), Vec::new());

@@ -28,7 +28,7 @@ fn devices() -> [Device; 2] {
 /// Returns a connection between two software devices. No call accepts at its listener.
 fn connected(alternates: &[SocketAddr]) -> (Listener, Connection, Connection) {
     let devices = devices();
-    let listener = Listener::bind_with("127.0.0.1:0", &options(&devices[1])).unwrap();
+    let listener = Listener::builder().options(&options(&devices[1])).bind("127.0.0.1:0").unwrap();
     let mut connector = Connector::new().options(&options(&devices[0]));
     for alternate in alternates {
         connector = connector.alternate_addr(alternate.to_string());

@@ -240,8 +240,10 @@ impl AnyListener {
     pub(crate) fn bind(api: Api, options: &Options, address: IpAddr) -> Result<AnyListener> {
         let address = SocketAddr::new(address, 0);
         Ok(match api {
-            Api::Threads => AnyListener::Threads(blocking::Listener::bind_with(address, options)?),
-            Api::Tasks => AnyListener::Tasks(wait(net::Listener::bind_with(address, options))?),
+            Api::Threads => {
+                AnyListener::Threads(blocking::Listener::builder().options(options).bind(address)?)
+            }
+            Api::Tasks => AnyListener::Tasks(wait(net::Listener::builder().options(options).bind(address))?),
         })
     }
 
