@@ -71,8 +71,8 @@ impl Connector {
     /// Adds an alternate address of the peer, as `host:port`.
     ///
     /// The connector tries the alternate address if the addresses passed to [`connect`](Connector::connect) are
-    /// unreachable, and when a connection [reconnects](Options::reconnect). It resolves host names again each time. The
-    /// route to each address determines the local device, unless [`Options::device`] sets one.
+    /// unreachable, and when a connection [reconnects](Options::reconnect). It resolves the alternate host name again
+    /// each time. The route to each address determines the local device, unless [`Options::device`] sets one.
     pub fn alternate_addr(mut self, address: impl Into<String>) -> Connector {
         self.alternate_addr.push(address.into());
         self
@@ -269,9 +269,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // The redialer may hold a reference to the listening sockets for a moment, so dropping `listening` does not
-        // always close them.
-        self.stop();
+        Listening::end(&self.listening);
     }
 }
 
@@ -321,7 +319,7 @@ impl fmt::Debug for Listener {
 pub struct Connection {
     driver: Arc<Driver>,
     /// Readable when the completion queue or the connection manager may have an event.
-    events: AsyncFd<OwnedFd>,
+    events: Arc<AsyncFd<OwnedFd>>,
     /// Runtime that created the connection. Tasks that outlive the connection run there.
     runtime: Handle,
 }
@@ -343,7 +341,7 @@ impl Connection {
             // The completion queue may change, or there is a second descriptor to watch.
             _ => readable_by_tasks(driver.watch_events().map_err(watch_error)?),
         };
-        let events = events.map_err(watch_error)?;
+        let events = Arc::new(events.map_err(watch_error)?);
         let driver = session::enable_reconnect(driver, origin);
         Ok(Connection { driver, events, runtime: Handle::current() })
     }
@@ -391,7 +389,8 @@ impl Connection {
         self.send_message(message.into(), Some(immediate)).await
     }
 
-    /// Sends a message like [`send`](Connection::send), but waits no longer than `timeout` for credits.
+    /// Sends a message like [`send`](Connection::send), but waits no longer than `timeout` for credits. The time counts
+    /// again if the connection [reconnects](Options::reconnect) meanwhile.
     ///
     /// # Errors
     ///
@@ -515,8 +514,11 @@ impl Connection {
         self.wait(timeout, "waiting for a message", Driver::try_recv).await
     }
 
-    /// Waits until the connection has ended, and returns the reason, which is [`Error::Disconnected`]. Other tasks may use
-    /// the connection meanwhile.
+    /// Waits until the connection has ended, and returns the reason: [`Error::Disconnected`], or [`Error::Verb`] if the
+    /// runtime shuts down. Other tasks may use the connection meanwhile.
+    ///
+    /// While more than [`Options::recv_buffer_limit`] bytes of messages wait to be received, the connection does not
+    /// notice that the peer has closed it.
     ///
     /// # Cancel safety
     ///
@@ -644,6 +646,8 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         if !self.driver.is_owned() {
+            // The runtime's epoll descriptor is the parent's, too: dropping the registration would end the parent's.
+            std::mem::forget(Arc::clone(&self.events));
             return Driver::leak(&self.driver);
         }
         if self.driver.is_lingering() {

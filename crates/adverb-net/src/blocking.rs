@@ -58,8 +58,8 @@ impl Connector {
     /// Adds an alternate address of the peer, as `host:port`.
     ///
     /// The connector tries the alternate address if the addresses passed to [`connect`](Connector::connect) are
-    /// unreachable, and when a connection [reconnects](Options::reconnect). It resolves host names again each time. The
-    /// route to each address determines the local device, unless [`Options::device`] sets one.
+    /// unreachable, and when a connection [reconnects](Options::reconnect). It resolves the alternate host name again
+    /// each time. The route to each address determines the local device, unless [`Options::device`] sets one.
     pub fn alternate_addr(mut self, address: impl Into<String>) -> Connector {
         self.alternate_addr.push(address.into());
         self
@@ -234,9 +234,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // The redialer may hold a reference to the listening sockets for a moment, so dropping `listening` does not
-        // always close them.
-        self.stop();
+        Listening::end(&self.listening);
     }
 }
 
@@ -298,7 +296,7 @@ impl Connection {
     /// The error contains the pool buffer, unless the connection has queued the message or could not register the
     /// buffer. After a timeout, the message may be queued: the connection then sends it when the peer grants credits.
     pub fn send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendError> {
-        self.send_message(message.into(), None, self.driver.options.timeout)
+        self.send_message(message.into(), None)
     }
 
     /// Sends a message with 32 bits of immediate data.
@@ -311,10 +309,11 @@ impl Connection {
         message: impl Into<SendData<'a>>,
         immediate: u32,
     ) -> Result<(), SendError> {
-        self.send_message(message.into(), Some(immediate), self.driver.options.timeout)
+        self.send_message(message.into(), Some(immediate))
     }
 
-    /// Sends a message like [`send`](Connection::send), but waits no longer than `timeout` for credits.
+    /// Sends a message like [`send`](Connection::send), but waits no longer than `timeout` for credits. The time counts
+    /// again if the connection [reconnects](Options::reconnect) meanwhile.
     ///
     /// # Errors
     ///
@@ -324,7 +323,8 @@ impl Connection {
         message: impl Into<SendData<'a>>,
         timeout: impl Into<Option<Duration>>,
     ) -> Result<(), SendError> {
-        self.send_message(message.into(), None, timeout.into().unwrap_or(Duration::MAX))
+        let outgoing = self.driver.prepare(message.into(), None)?;
+        self.send_outgoing(Some(outgoing), timeout.into().unwrap_or(Duration::MAX))
     }
 
     /// Queues a message for coalescing with others. For many consecutive short messages, this method uses far less CPU
@@ -394,14 +394,9 @@ impl Connection {
         self.driver.try_send(&mut core, outgoing)
     }
 
-    fn send_message(
-        &self,
-        message: SendData<'_>,
-        immediate: Option<u32>,
-        timeout: Duration,
-    ) -> Result<(), SendError> {
+    fn send_message(&self, message: SendData<'_>, immediate: Option<u32>) -> Result<(), SendError> {
         let outgoing = self.driver.prepare(message, immediate)?;
-        self.send_outgoing(Some(outgoing), timeout)
+        self.send_outgoing(Some(outgoing), self.driver.options.timeout)
     }
 
     fn send_outgoing(&self, mut outgoing: Option<Outgoing<'_>>, timeout: Duration) -> Result<(), SendError> {
@@ -439,8 +434,11 @@ impl Connection {
         self.driver.wait(timeout, "waiting for a message", Driver::try_recv)
     }
 
-    /// Waits until the connection has ended, and returns the reason, which is [`Error::Disconnected`]. Another thread may
-    /// use the connection meanwhile.
+    /// Waits until the connection has ended, and returns the reason: [`Error::Disconnected`]. Another thread may use the
+    /// connection meanwhile.
+    ///
+    /// While more than [`Options::recv_buffer_limit`] bytes of messages wait to be received, the connection does not
+    /// notice that the peer has closed it.
     pub fn closed(&self) -> Error {
         let waiting = "waiting for the end of the connection";
         self.driver.wait(Duration::MAX, waiting, Driver::end).unwrap_or_else(|error| error)

@@ -12,12 +12,14 @@ use crate::key::Key;
 use crate::protocol::handshake::Greeting;
 use crate::protocol::proof::{Credentials, Ends};
 
-/// Parses bytes as each message of a peer, and performs a handshake whose greetings the bytes change. The handshake
-/// succeeds if and only if both sides have the same key, and no greeting was changed.
+/// Parses bytes as each message of a peer, and performs a handshake in which the bytes determine the changes to the
+/// greetings. With keys, the handshake must succeed if and only if both sides have the same key, and no greeting was
+/// changed.
 ///
 /// # Panics
 ///
-/// Panics if a parsed message has other bytes when it is emitted, or the handshake has the wrong result.
+/// Panics if a parsed message is emitted as bytes that differ from the parsed ones, or if the handshake has the wrong
+/// result.
 pub fn handshake(bytes: &[u8]) {
     parse_messages(bytes);
     check_gid(bytes);

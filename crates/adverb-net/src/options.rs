@@ -85,7 +85,7 @@ impl Options {
     /// Sets the pool for the memory of messages. By default, each connection has a pool of its own.
     ///
     /// The pool must belong to the [device](Options::device) of the connection. If no device is set yet, this method
-    /// also sets the pool's device.
+    /// also sets [`device`](Options::device) to that of the pool.
     ///
     /// Connections that share a pool share its protection domain, and a memory key is valid for every connection of
     /// its domain. A peer that guesses the key of memory exposed to another peer can therefore access that memory. (A
@@ -112,8 +112,8 @@ impl Options {
         self
     }
 
-    /// Sets the maximum size of an eager message in bytes. The default is 16 KiB. The maximum is a quarter of the
-    /// peer's receive ring, less 16 bytes.
+    /// Sets the maximum size of an eager message in bytes. The default is 16 KiB. A connection uses at most
+    /// a quarter of the peer's receive ring, less 16 bytes, even if this value is larger.
     ///
     /// This side copies messages up to this size into the peer's ring. The peer's device reads longer messages from
     /// this side's memory (rendezvous).
@@ -162,7 +162,8 @@ impl Options {
         self
     }
 
-    /// Sets the header fields of this side's packets that the network evaluates, such as the DSCP.
+    /// Sets the header fields of this side's packets that the network evaluates, such as the DSCP. Over a connection
+    /// manager, the connector's fields also apply to the peer's packets, unless the listener sets its own.
     ///
     /// ```
     /// use adverb::net::Options;
@@ -198,8 +199,8 @@ impl Options {
     /// of an IPv6 address. The listener ends further connections at once. A connection counts until the program drops
     /// it.
     ///
-    /// By default, a listener without a key has at most 4096 connections with each other host. There is no limit for
-    /// loopback addresses, nor with a [key](Options::key).
+    /// By default, a listener without a [key](Options::key) has at most 4096 connections with each source, except for
+    /// loopback addresses, and a listener with a key has no limit.
     pub fn max_connections_per_source(mut self, count: usize) -> Options {
         self.max_connections_per_source = Some(count);
         self
@@ -226,8 +227,7 @@ impl Options {
         self
     }
 
-    /// Sets the time limit of all other waiting calls: calls that wait for a message, for credits, or for a one-sided
-    /// operation. The default is `None`: no limit.
+    /// Sets the time limit of calls that wait for a message, for credits, or for a one-sided operation. The default is `None`: no limit.
     pub fn timeout(mut self, timeout: impl Into<Option<Duration>>) -> Options {
         self.timeout = timeout.into().unwrap_or(Duration::MAX);
         self
@@ -292,8 +292,9 @@ fn check_range(option: &str, value: u32, min: u32, max: u32) -> Result<()> {
 
 /// The channel over which two sides exchange the attributes of their queue pairs.
 ///
-/// The established connection uses the same device in each case. The channel only determines whether the connection
-/// manager reports the end of the peer's process: see [`Options::keepalive`].
+/// The established connection uses the same device in each case. The channel determines whether the connection manager
+/// reports the end of the peer's process ([`Options::keepalive`]), and what [`Options::mtu`] and [`Options::traffic`] apply
+/// to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Bootstrap {
@@ -301,7 +302,7 @@ pub enum Bootstrap {
     ///
     /// A listener accepts connections over TCP, and from the connection manager if its device has one.
     ///
-    /// A connector over RDMA hardware tries the connection manager first. If that fails, for example because the peer's
+    /// A connector over RDMA hardware tries the connection manager first, unless [`Options::mtu`] is set. If that fails, for example because the peer's
     /// connection manager has no listener at the port, the connector tries TCP, unless the time limit has expired or
     /// the listener has rejected the connection. A connector over a software device uses TCP only, because several
     /// users of one machine can share an address for TCP, but not for RDMA. To reach a listener with

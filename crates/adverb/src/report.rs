@@ -7,7 +7,8 @@ use std::fmt;
 ///
 /// A `main` that returns a `Result` prints the error's `Debug`, which for most types shows variants and fields to
 /// programmers. The `Debug` of a report is the error's message with its [hint](crate::Error::hint), and the causes that
-/// the message doesn't contain. The operator `?` converts errors of all types, and texts, into a report.
+/// the message doesn't contain. The operator `?` converts texts, and errors that are `Send` and
+/// `Sync`, into a report.
 ///
 /// ```no_run
 /// fn main() -> Result<(), adverb::Report> {
@@ -28,13 +29,16 @@ impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Report {
 
 impl fmt::Debug for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)?;
+        let mut text = self.0.to_string();
         let mut cause = self.0.source();
         while let Some(error) = cause {
-            write!(f, "\n  cause: {error}")?;
+            let message = error.to_string();
+            if !text.contains(&message) {
+                text += &format!("\n  cause: {message}");
+            }
             cause = error.source();
         }
-        Ok(())
+        f.write_str(&text)
     }
 }
 
@@ -59,10 +63,10 @@ mod tests {
         assert_eq!(format!("{:?}", Report::from(error())), "no device is named a\n  hint: try soft");
 
         #[derive(Debug)]
-        struct Outer(std::num::ParseIntError);
+        struct Outer(std::num::ParseIntError, &'static str);
         impl fmt::Display for Outer {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("the port is invalid")
+                f.write_str(self.1)
             }
         }
         impl Error for Outer {
@@ -70,10 +74,12 @@ mod tests {
                 Some(&self.0)
             }
         }
-        let outer = Outer("x".parse::<u16>().unwrap_err());
+        let report = |text| format!("{:?}", Report::from(Outer("x".parse::<u16>().unwrap_err(), text)));
         assert_eq!(
-            format!("{:?}", Report::from(outer)),
+            report("the port is invalid"),
             "the port is invalid\n  cause: invalid digit found in string"
         );
+        let with_cause = "the port is invalid: invalid digit found in string";
+        assert_eq!(report(with_cause), with_cause, "no cause is printed twice");
     }
 }

@@ -243,12 +243,16 @@ async fn operations_on_remote_memory_may_be_dropped() {
     let remote = left.remote_region("table").await.unwrap();
     let (mut random, mut dropped) = (Random(9), 0);
     for number in 0..2_000u64 {
-        dropped += usize::from(match random.below(6) {
+        dropped += usize::from(match random.below(7) {
             0 => poll_once(&mut pin!(remote.read(0..4096))).await.is_none(),
             1 => poll_once(&mut pin!(remote.write(8, &[7; 100]))).await.is_none(),
             2 => poll_once(&mut pin!(remote.read_many([0..8, 100..200, 4095..4096]))).await.is_none(),
             3 => poll_once(&mut pin!(remote.fetch_add(0, 1 << 32))).await.is_none(),
             4 => {
+                let buffer = left.pool().alloc(64).unwrap();
+                poll_once(&mut pin!(remote.read_into(8, buffer))).await.is_none()
+            }
+            5 => {
                 remote.fetch_add(0, 1).await.unwrap();
                 false
             }
@@ -282,4 +286,31 @@ async fn the_end_of_a_connection_can_be_awaited() {
     drop(right);
     let error = closed.await;
     assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_forked_child_that_drops_a_connection_leaves_its_parent_the_events() {
+    let (left, right) = pair(&options().keepalive(None)).await;
+    let receiving = std::sync::Arc::new(left);
+    let receiver = std::sync::Arc::clone(&receiving);
+    let received = tokio::spawn(async move { receiver.recv().await });
+    // The task waits for an event.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    // SAFETY: the child only drops the connection, which is tested.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: neither function has preconditions, and the child never uses the connection again.
+        unsafe {
+            libc::alarm(20);
+            drop(std::ptr::read(&raw const *receiving));
+            libc::_exit(0)
+        }
+    }
+    let mut status = -1;
+    // SAFETY: `status` is writable.
+    unsafe { libc::waitpid(child, &mut status, 0) };
+    assert_eq!(status, 0, "the child hung or crashed");
+    right.send(b"still here").await.unwrap();
+    let message = tokio::time::timeout(Duration::from_secs(10), received).await.expect("no event");
+    assert_eq!(message.unwrap().unwrap().unwrap()[..], b"still here"[..]);
 }

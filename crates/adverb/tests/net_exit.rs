@@ -72,15 +72,19 @@ fn runs_its_role() {
         }
         "fork" | "fork-drop" => {
             let is_done = AtomicBool::new(false);
+            let listener = Listener::bind("127.0.0.2:0").unwrap();
             std::thread::scope(|scope| {
+                // The lock of the listener, too.
+                scope.spawn(|| listener.accept().map(drop));
                 // The locks of the connection and of the device are often held when the process forks.
                 scope.spawn(|| {
                     while !is_done.load(Ordering::Relaxed) {
                         connection.send(b"meanwhile").unwrap();
                     }
                 });
-                (0..FORKS).for_each(|_| fork(&role, &connection));
+                (0..FORKS).for_each(|_| fork(&role, &connection, &listener));
                 is_done.store(true, Ordering::Relaxed);
+                listener.stop();
             });
             connection.send(b"last").unwrap();
             connection.close().unwrap();
@@ -89,23 +93,33 @@ fn runs_its_role() {
     }
 }
 
-/// Forks, and waits until the child has ended: by the functions at exit, or after it has dropped the connection.
-fn fork(role: &str, connection: &Connection) {
+/// Forks, and waits until the child has ended: by the functions at exit, or after it has dropped the connection, a buffer
+/// and the listener.
+fn fork(role: &str, connection: &Connection, listener: &Listener) {
+    let buffer = connection.pool().alloc(64).unwrap();
     // SAFETY: the child calls only functions that are safe after a fork of a program with threads, apart from the
     // functions at exit and the destructor, which are tested.
     let child = unsafe { libc::fork() };
     if child == 0 {
+        // SAFETY: the function has no preconditions.
+        unsafe { libc::alarm(20) };
         if role == "fork" {
             // SAFETY: the function has no preconditions.
             unsafe { libc::exit(0) };
         }
-        // SAFETY: the child never uses the connection again.
-        drop(unsafe { std::ptr::read(connection) });
+        drop(buffer);
+        // SAFETY: the child never uses the connection and the listener again.
+        unsafe {
+            drop(std::ptr::read(connection));
+            drop(std::ptr::read(listener));
+        }
         // SAFETY: the function has no preconditions.
         unsafe { libc::_exit(0) };
     }
-    // SAFETY: the status may be null.
-    unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+    let mut status = -1;
+    // SAFETY: `status` is writable.
+    unsafe { libc::waitpid(child, &mut status, 0) };
+    assert_eq!(status, 0, "the child hung or crashed");
 }
 
 /// Sends messages until the peer's credits are used up.

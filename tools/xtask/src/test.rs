@@ -27,8 +27,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         nextest.env("ADVERB_REQUIRE_HEADERS", "1").env("ADVERB_REQUIRE_PROMETHEUS", "1");
     }
     process::run(&mut nextest)?;
-    let mut compile_fail = process::cargo("nextest run -p adverb --all-features --test compile_fail");
-    process::run(compile_fail.args(["--run-ignored", "only"]))?;
+    // The same packages and features as above, so that nothing is compiled again.
+    let mut compile_fail = process::cargo("nextest run --workspace --all-features --run-ignored only");
+    process::run(compile_fail.args(["--filterset", "binary(compile_fail)"]))?;
     process::run(&mut process::cargo("test --workspace --doc --all-features"))?;
     crate::preload::run_check()
 }
@@ -45,13 +46,15 @@ pub(crate) fn run_exhaustive() -> Result<()> {
 
 /// Runs the tests of the lock-free rings and of the wait protocol under loom, which tries every thread interleaving.
 pub(crate) fn run_loom() -> Result<()> {
-    for tests in
-        ["-p adverb-verbs --lib ring", "-p adverb-soft --lib ring::loom_tests", "-p adverb-net --lib wait"]
-    {
-        let mut cargo = process::cargo(&format!("test --release --no-default-features {tests}"));
-        // A target directory of its own, because other RUSTFLAGS would invalidate the usual build.
-        cargo.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", paths::cache()?.join("target-loom"));
-        process::run(&mut cargo)?;
-    }
-    Ok(())
+    tools::require("cargo-nextest")?;
+    let mut nextest = process::cargo(
+        "nextest run --release --no-default-features -p adverb-verbs -p adverb-soft -p adverb-net --lib --filterset",
+    );
+    nextest.arg(
+        "package(adverb-verbs) & test(ring) | package(adverb-soft) & test(ring::loom_tests) \
+         | package(adverb-net) & test(wait)",
+    );
+    // A target directory of its own, because other RUSTFLAGS would invalidate the usual build.
+    nextest.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", paths::cache()?.join("target-loom"));
+    process::run(&mut nextest)
 }

@@ -58,7 +58,7 @@ pub(super) struct Counter {
     pub error: bool,
 }
 
-/// The drivers' names of the counters of sent and received packets.
+/// The counters of sent and received packets, by the names that drivers give them.
 const PACKETS: &[[&str; 2]] = &[
     ["sent_pkts", "rcvd_pkts"],
     ["port_xmit_packets", "port_rcv_packets"],

@@ -118,7 +118,9 @@ impl Allocation {
 impl Drop for Allocation {
     #[inline]
     fn drop(&mut self) {
-        if let Some(slab) = self.slab.take() {
+        if let Some(slab) = self.slab.take()
+            && slab.arena.owner.is_current()
+        {
             let freed = slab.arena.heap.free(self.slot, self.len as usize);
             debug_assert!(freed.is_ok(), "an item is freed once");
         }

@@ -23,7 +23,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use adverb_verbs::internal::register_again;
+use adverb_verbs::internal::{OwnerProcess, register_again};
 use adverb_verbs::memory::{MemoryRegion, Pages};
 use adverb_verbs::{Access, ProtectionDomain};
 use parking_lot::{Mutex, RwLock};
@@ -73,6 +73,7 @@ pub struct Arena(Arc<Handle>);
 struct Handle(Arc<Shared>);
 
 struct Shared {
+    owner: OwnerProcess,
     heap: Heap<Arc<SlabMemory>>,
     domains: Box<[ProtectionDomain]>,
     member: u32,
@@ -164,6 +165,7 @@ impl ArenaBuilder {
         }
         let heap = Heap::new(SizeClasses::new(&self.layout)?, self.partitions);
         Ok(Arena(Arc::new(Handle(Arc::new(Shared {
+            owner: OwnerProcess::current(),
             heap,
             domains: domains.into(),
             member: self.member,
@@ -448,6 +450,10 @@ impl Shared {
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        if !self.0.owner.is_current() {
+            // A thread that this forked child doesn't have may hold a lock.
+            return;
+        }
         // The slabs refer to the arena, so it would never be freed. Slabs with items are freed with their last item.
         let segments = std::mem::take(&mut self.0.segments.write().by_id);
         self.0.heap.withdraw(|_| true);

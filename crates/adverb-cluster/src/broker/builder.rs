@@ -19,17 +19,12 @@ pub struct BrokerBuilder {
     domain: ProtectionDomain,
     config: Config,
     peer_count: usize,
-    epoch: u64,
+    epoch: Option<u64>,
 }
 
 impl BrokerBuilder {
     pub(super) fn new(domain: &ProtectionDomain) -> BrokerBuilder {
-        BrokerBuilder {
-            domain: domain.clone(),
-            config: Config::default(),
-            peer_count: 1,
-            epoch: clock_epoch(),
-        }
+        BrokerBuilder { domain: domain.clone(), config: Config::default(), peer_count: 1, epoch: None }
     }
 
     /// Sets the sizes of the broker's queues and rings.
@@ -45,9 +40,10 @@ impl BrokerBuilder {
     }
 
     /// Sets the epoch, which identifies this run of the member: a member that restarts must use another number, which
-    /// should be larger. The default is the system time in nanoseconds.
+    /// should be larger. The default is the system time in nanoseconds when the
+    /// broker is created.
     pub fn epoch(mut self, epoch: u64) -> BrokerBuilder {
-        self.epoch = epoch;
+        self.epoch = Some(epoch);
         self
     }
 
@@ -77,7 +73,7 @@ impl BrokerBuilder {
         }
         Ok(Broker {
             core,
-            epoch,
+            epoch: epoch.unwrap_or_else(clock_epoch),
             owner: OwnerProcess::current(),
             peers: (0..peer_count).map(|_| Peer::default()).collect(),
             domain,

@@ -31,19 +31,19 @@ pub enum Event<'a> {
         peer: PeerId,
         /// The ticket.
         ticket: Ticket,
-        /// Whether the transfers were executed.
+        /// An error if the transfers failed.
         result: Result<(), TicketError>,
         /// The local memory of the transfers, in their order.
         payloads: Payloads<'a>,
     },
     /// A request that was refused with [`PostError::WouldBlock`](crate::PostError::WouldBlock) may succeed now.
-    /// Several changes can have one event.
+    /// One event can report several changes.
     Unblocked {
         /// The peer.
         peer: PeerId,
     },
     /// A peer announced or withdrew segments of the arena that it [published](super::Broker::publish), so pointers may
-    /// [resolve](super::Broker::resolve) differently. Several changes can have one event.
+    /// [resolve](super::Broker::resolve) differently. One event can report several changes.
     SegmentsChanged {
         /// The peer.
         peer: PeerId,
@@ -55,7 +55,7 @@ pub enum Event<'a> {
         /// The peer's epoch.
         epoch: u64,
     },
-    /// A session ended. The events of all its tickets were delivered before. Messages that the peer has not received are
+    /// A session ended. The events of all its tickets precede this event. Messages that the peer has not received are
     /// lost.
     SessionEnded {
         /// The peer.

@@ -10,11 +10,12 @@ use super::message::{
 /// The number of packets of a long message.
 const LONG_MESSAGE_PACKETS: u32 = 6;
 
-/// The number of packets sent before the other end reports the arrived messages. Only its receive buffer limits them.
+/// The number of packets sent before the other end reports the arrived messages. No flow control limits these packets:
+/// they must fit in the other end's receive buffer.
 const BURST: u32 = 12;
 
-/// The header before a datagram in the receive.
-const ROUTE_HEADER: u32 = 40;
+/// The length of the GRH, which precedes a datagram in the receive buffer.
+const GRH_LEN: u32 = 40;
 
 impl ConnectedPair {
     /// Returns the number and length of the messages of each batch.
@@ -69,7 +70,7 @@ impl CaseRun<'_> {
     pub(super) fn datagrams(&mut self) -> Result<()> {
         let pair = self.open(Transport::Ud)?;
         let mtu = pair.mtu();
-        let receive_len = ROUTE_HEADER + u32::from(pair.to.mtu);
+        let receive_len = GRH_LEN + u32::from(pair.to.mtu);
         for len in [0, 1, mtu - 1, mtu, mtu] {
             self.run_at_responder(Command::PostReceives { count: BURST, len: receive_len })?;
             let batch = self.batch(BURST, len, Immediate::EveryOther);

@@ -49,7 +49,7 @@ fn an_unsignaled_request_alone_has_no_completion(fixture: &Fixture) -> Result<()
     Ok(())
 }
 
-/// A program that never requests a signal must not end up with a full queue.
+/// The queue of a program that posts only unsignaled requests must not stay full.
 fn a_signal_is_forced_before_the_queue_is_full(fixture: &Fixture) -> Result<()> {
     for depth in [2, 3, 4, 16] {
         let pair = fixture.pair(Rc).depth(depth, 1).connect()?;
@@ -95,7 +95,8 @@ fn batches_of_unsignaled_requests_are_returned(fixture: &Fixture) -> Result<()> 
         let batch =
             (0..32).map(|tag| Ok(write(&pair, &region, tag)?.unsignaled())).collect::<Result<Vec<_>>>()?;
         pair.left.qp.post_sends(batch).map_err(adverb::Error::from)?;
-        // Signals are forced, so that at least half of the requests complete. Another signaled request completes the rest.
+        // Signals are forced, so that at least half of the requests complete. Another signaled request completes the
+        // rest.
         let mut completions = Vec::new();
         while completions.len() < 16 {
             let count = pair.left.cq.poll_timeout(&mut completions, crate::fixture::COMPLETION_TIMEOUT)?;

@@ -100,7 +100,7 @@ impl RemoteRegion<'_> {
     /// # Errors
     ///
     /// Returns the errors of [`read`](RemoteRegion::read), and [`Error::InvalidRequest`] if the buffer isn't from the
-    /// connection's [pool](Connection::pool). The error contains the buffer, unless the device still uses it.
+    /// connection's [pool](Connection::pool). The error contains the buffer, unless the device may still use it.
     ///
     /// # Cancel safety
     ///

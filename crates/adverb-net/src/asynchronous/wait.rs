@@ -167,8 +167,11 @@ impl TaskWait {
 
 impl Drop for TaskWait {
     fn drop(&mut self) {
-        if let State::Blocked = self.state {
-            self.caller.connection().wakers().remove(self.waker);
+        let driver = self.caller.connection();
+        if let State::Blocked = self.state
+            && driver.is_owned()
+        {
+            driver.wakers().remove(self.waker);
         }
     }
 }

@@ -115,7 +115,7 @@ impl AddressSpace<'_> {
     /// # Errors
     ///
     /// Returns the errors of [`read`](AddressSpace::read), and [`Error::InvalidRequest`] if the buffer isn't from the
-    /// connection's [pool](Connection::pool). The error contains the buffer, unless the device still uses it.
+    /// connection's [pool](Connection::pool). The error contains the buffer, unless the device may still use it.
     pub fn read_into(&self, address: u64, buffer: PoolBuf) -> Result<PoolBuf, SendError> {
         // An end that wraps around lies before the start, and so in no exposed memory.
         let end = address.wrapping_add(buffer.len() as u64);

@@ -87,7 +87,7 @@ impl RemoteRegion<'_> {
     /// # Errors
     ///
     /// Returns the errors of [`read`](RemoteRegion::read), and [`Error::InvalidRequest`] if the buffer isn't from the
-    /// connection's [pool](Connection::pool). The error contains the buffer, unless the device still uses it.
+    /// connection's [pool](Connection::pool). The error contains the buffer, unless the device may still use it.
     pub fn read_into(&self, offset: u64, buffer: PoolBuf) -> Result<PoolBuf, SendError> {
         let mut operation = self.connection.driver.prepare_read_into(&self.memory, offset, buffer)?;
         match self.connection.finish_read(&mut operation) {

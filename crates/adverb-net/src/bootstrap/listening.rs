@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use adverb_verbs::internal::{Interest, Watch};
+use adverb_verbs::internal::{Interest, OwnerProcess, Watch};
 use adverb_verbs::{Error, Result, cm, internal};
 use parking_lot::Mutex;
 
@@ -22,6 +22,7 @@ use crate::options::{Bootstrap, Options};
 
 /// The state that a listener of either API shares with the redialer. It can be stopped and started again.
 pub(crate) struct Listening {
+    owner: OwnerProcess,
     address: SocketAddr,
     options: Options,
     find: FindSession,
@@ -91,7 +92,7 @@ struct Acceptor {
     _stop: PipeWriter,
 }
 
-/// The token of the sockets; those of handshakes are above.
+/// The token of the sockets; the tokens of handshakes are greater.
 const SOCKETS: u64 = 0;
 /// Maximum number of pending handshakes, and of connections that no call has accepted. The kernel queues further peers.
 const MAX_PENDING: usize = 256;
@@ -123,8 +124,17 @@ impl Listening {
             match Acceptor::open(address, &options, find, &devices) {
                 Ok((acceptor, address)) => {
                     let (acceptor, accepting) = (Mutex::new(Some(acceptor)), AtomicUsize::new(0));
-                    let sources = Mutex::new(Sources::new());
-                    return Ok(Listening { address, options, find, devices, acceptor, sources, accepting });
+                    let (sources, owner) = (Mutex::new(Sources::new()), OwnerProcess::current());
+                    return Ok(Listening {
+                        owner,
+                        address,
+                        options,
+                        find,
+                        devices,
+                        acceptor,
+                        sources,
+                        accepting,
+                    });
                 }
                 Err(error) if address.port() != 0 || attempt == PORT_ATTEMPTS || !is_in_use(&error) => {
                     return Err(error);
@@ -200,6 +210,17 @@ impl Listening {
             *acceptor = Some(Acceptor::open(self.address, &self.options, self.find, &self.devices)?.0);
         }
         Ok(())
+    }
+
+    /// Ends a listener that is dropped. In a forked child, it is leaked: a thread that the child doesn't have may hold its
+    /// lock.
+    pub(crate) fn end(listening: &Arc<Listening>) {
+        if listening.owner.is_current() {
+            // The redialer may hold a reference for a moment, so dropping this one does not always close the sockets.
+            listening.stop();
+        } else {
+            std::mem::forget(Arc::clone(listening));
+        }
     }
 
     /// Stops listening. Calls that wait for a connection return an error.

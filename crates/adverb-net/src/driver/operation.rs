@@ -51,6 +51,14 @@ impl Operations {
         }
     }
 
+    /// Takes the buffer of an operation that has completed.
+    fn take_buffer(&mut self, number: u64) -> Option<PoolBuf> {
+        match self.states.get_mut(&number) {
+            Some(OperationState::Done(_, buffer)) => buffer.take(),
+            Some(OperationState::Posted | OperationState::Detached) | None => None,
+        }
+    }
+
     /// Fails the operations that have no completion.
     pub(super) fn fail_posted(&mut self) {
         self.states.retain(|_, state| !matches!(state, OperationState::Detached));
@@ -78,7 +86,9 @@ impl PendingOp<'_> {
     /// Returns the error with the operation's buffer, unless the device has the buffer.
     pub(crate) fn into_error(mut self, error: Error) -> SendError {
         let unposted = self.request.take().and_then(|request| request.into_payload().into_pool_buf());
-        SendError { error, buffer: self.buffer.take().or(unposted) }
+        // The operation may have completed just before its time limit.
+        let completed = || self.number.and_then(|number| self.driver.lock().operations.take_buffer(number));
+        SendError { error, buffer: self.buffer.take().or(unposted).or_else(completed) }
     }
 }
 

@@ -21,6 +21,10 @@ impl Lock for Driver {
     fn lock(&self) -> Locked<'_> {
         Locked { driver: self, core: self.lock() }
     }
+
+    fn is_owned(&self) -> bool {
+        self.is_owned()
+    }
 }
 
 impl Events for Locked<'_> {

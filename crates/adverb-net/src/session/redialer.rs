@@ -34,13 +34,13 @@ const MAX_NEW_DIALS: usize = 64;
 /// The time for which a dial counts as new.
 const NEW_DIAL_TIME: Duration = Duration::from_millis(50);
 
-/// Minimum time after which a listener is served again.
+/// Minimum delay of a listener's timer.
 const MIN_TIMER: Duration = Duration::from_millis(1);
 
 /// The requests to the redialer's thread, and the means to wake it.
 static INBOX: Mutex<Inbox> = Mutex::new(Inbox { requests: Vec::new(), waker: None });
 
-/// The token of the socket that wakes the thread; those of connections and listeners are above.
+/// The token of the socket that wakes the thread; the tokens of connections and listeners are greater.
 const WAKE: u64 = 0;
 static NEXT_TOKEN: AtomicU64 = AtomicU64::new(WAKE + 1);
 
@@ -62,7 +62,7 @@ enum Request {
     Destroy(Arc<Lane>),
 }
 
-/// A handle to the reconnecting of a connection. Dropping the handle cancels the reconnecting.
+/// A handle to a pending reconnect. Dropping the handle cancels the reconnect.
 #[derive(Debug)]
 pub(super) struct RedialHandle {
     token: u64,
@@ -181,7 +181,7 @@ enum Attempt {
 /// A listener with broken accepted connections.
 struct Server {
     listening: Weak<Listening>,
-    /// The descriptor that is watched, unless a call that accepts drives the handshakes.
+    /// The descriptor that is watched, unless a call of `accept` drives the handshakes.
     accept_fd: Option<Arc<AcceptFd>>,
     /// The number of broken connections.
     count: usize,
@@ -200,7 +200,7 @@ struct Redialer {
     watch: Watch,
     wake: UnixStream,
     connections: HashMap<u64, Broken>,
-    /// The connection of the current step, which is not in `connections` meanwhile, and the count of its request.
+    /// The connection that the current step has taken out of `connections`, and the count of its request.
     stepping: Option<(Weak<Driver>, u32)>,
     servers: HashMap<u64, Server>,
     /// The timers of connections and servers, by their tokens. An entry that differs from the `timer` of its connection
@@ -476,7 +476,7 @@ impl Redialer {
         }
     }
 
-    /// Drives the handshakes of a listener, unless a call that accepts does.
+    /// Drives the handshakes of a listener, unless a call of `accept` does.
     fn serve(&mut self, token: u64, now: Instant) {
         let Some(mut server) = self.servers.remove(&token) else { return };
         let served = server.listening.upgrade().map(|listening| listening.serve(now));
@@ -493,12 +493,13 @@ impl Redialer {
                 let left = if server.accept_fd.is_some() { left } else { PAUSE };
                 now.checked_add(left.max(MIN_TIMER))
             }
-            // The call that accepts may return, and a stopped listener may be started again.
+            // The call of `accept` may return, and a stopped listener may be started again.
             Some(ServeResult::Skipped) => {
                 self.unwatch(&mut server);
                 Some(now + PAUSE)
             }
-            // The listener was dropped. The peers may reconnect to another one, while a call accepts there.
+            // The listener was dropped. Peers can reconnect only to another listener in whose `accept` a
+            // caller waits.
             None => {
                 self.unwatch(&mut server);
                 None

@@ -81,6 +81,10 @@ impl Lock for Connection {
     fn lock(&self) -> Locked<'_> {
         Locked { connection: self, state: self.state.lock().unwrap() }
     }
+
+    fn is_owned(&self) -> bool {
+        true
+    }
 }
 
 impl Events for Locked<'_> {

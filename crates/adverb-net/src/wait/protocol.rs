@@ -322,6 +322,9 @@ pub(crate) trait Lock {
         Self: 'a;
 
     fn lock(&self) -> Self::Guard<'_>;
+
+    /// Whether the state belongs to this process, and not to the one that has forked it.
+    fn is_owned(&self) -> bool;
 }
 
 /// The wait of one caller. Dropping it, as a cancelled future does, ends the wait.
@@ -407,7 +410,7 @@ where
     L::Target: Lock,
 {
     fn drop(&mut self) {
-        if self.caller.role != Role::Outside {
+        if self.caller.role != Role::Outside && self.lock.is_owned() {
             let mut guard = self.lock.lock();
             let notify = guard.waiters().leave(&mut self.caller);
             guard.notify(notify);

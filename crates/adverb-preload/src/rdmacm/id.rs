@@ -32,7 +32,7 @@ pub(crate) struct Id {
 /// The part of an identifier that programs don't see.
 pub(super) struct State {
     pub(super) stage: Stage,
-    /// The claim of the local port.
+    /// The reserved local port.
     pub(super) port: Option<Port>,
     /// The peer's address for the connection manager, after it was resolved.
     pub(super) remote: Option<IpAddr>,
@@ -84,7 +84,7 @@ pub(super) struct Options {
     pub(super) traffic_class: u8,
     pub(super) ack_timeout: Option<u8>,
     pub(super) reuse_address: bool,
-    /// Whether a wildcard address stands for the addresses of its own family only.
+    /// Whether a wildcard address covers only its own address family.
     pub(super) family_only: bool,
 }
 
@@ -99,7 +99,7 @@ impl Pointee for rdma_cm_id {
 }
 
 impl Id {
-    /// Returns the identifier that a program has the address of.
+    /// Returns the identifier that contains this `rdma_cm_id`.
     ///
     /// # Safety
     ///
@@ -109,12 +109,12 @@ impl Id {
         unsafe { &*id.cast() }
     }
 
-    /// Returns the address that programs have.
+    /// Returns the `rdma_cm_id` that programs use.
     pub(super) fn as_ptr(&self) -> *mut rdma_cm_id {
         self.base.get()
     }
 
-    /// Makes an identifier.
+    /// Allocates an identifier, which `destroy` frees.
     pub(super) fn leak(
         channel: *mut rdma_event_channel,
         context: *mut c_void,
@@ -216,7 +216,7 @@ impl Id {
         }
     }
 
-    /// Gives the identifier the device.
+    /// Sets the identifier's device.
     pub(super) fn attach_device(&self, manager: &Manager) -> Result<(), c_int> {
         let pd = manager.default_pd()?;
         // SAFETY: no other thread uses these fields before the address is resolved.

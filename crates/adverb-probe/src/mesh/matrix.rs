@@ -10,13 +10,14 @@ use std::time::Duration;
 /// quota, waits much longer.
 pub const STALL: Duration = Duration::from_millis(50);
 
-/// The stall during which a process can lose packets, because its receive queues overflow.
+/// The minimum stall in which a process can lose packets, because its receive queues overflow.
 ///
-/// It is longer than the stalls of most processes on a busy machine: otherwise little evidence would remain there. At
+/// It is longer than most stalls on a busy machine: with a shorter one, little evidence would remain on such a machine. At
 /// 10 probes per second, a receive queue of 4 packets holds the packets of such a stall.
 pub const LONG_STALL: Duration = Duration::from_millis(100);
 
-/// The number of windows for which results are kept, and from which a diagnosis is made.
+/// The number of windows that a diagnosis uses. The matrix also keeps the [`SETTLE_WINDOWS`] windows before the current
+/// one, and the current one.
 pub const SPAN: u64 = 20;
 
 /// The number of windows between a window and the first diagnosis that uses it.
@@ -89,11 +90,11 @@ impl Delays {
 pub struct Cell {
     /// The number of probes that were answered or lost. Probes that wait for their answers are not included.
     pub probes: u64,
-    /// The number of probes without ACK1 or ACK2 when their timeout expired.
+    /// The number of probes of which at least one acknowledgement, ACK1 or ACK2, was missing when their timeout expired.
     pub lost: u64,
     /// The number of the [`lost`](Cell::lost) probes that were answered after their timeout.
     pub late: u64,
-    /// The number of the [`lost`](Cell::lost) probes of which one acknowledgement arrived, and the other one did not.
+    /// The number of the [`lost`](Cell::lost) probes of which only one acknowledgement arrived.
     pub lost_back: u64,
     /// Round-trip times of the network, from timestamps of NICs and kernels only.
     pub network: Delays,
@@ -221,7 +222,7 @@ impl Matrix {
         }
     }
 
-    /// Records that a member's process did not run for `duration`, from a time in this window on.
+    /// Records a stall that began in this window: the member's process did not run for `duration`.
     ///
     /// A prober calls this if it sends a probe later than scheduled, once for each stall.
     pub fn record_stall(&mut self, window: u64, member: IpAddr, duration: Duration) {

@@ -32,7 +32,7 @@ pub(super) use attached::{Attached, AttachedShared};
 /// A completion queue: it receives the completions of the queue pairs that use it. Cloning returns another handle to
 /// the same queue.
 ///
-/// The queue can't overflow: when a queue pair is created, it reserves an entry for every request that it may have
+/// The queue can't overflow: each queue pair reserves, when it is created, an entry for every request that it may have
 /// outstanding.
 #[derive(Clone)]
 pub struct CompletionQueue(Arc<Inner>);
@@ -43,9 +43,9 @@ struct Inner {
     /// The queue's number in recordings.
     cq: Cq,
     state: Mutex<State>,
-    /// The condition that completions were kept, or that the thread that waited for an event has returned.
+    /// Notified when completions were added to `ready`, or when the thread that waited for an event has returned.
     completions_kept: Condvar,
-    /// The waker of the poller, which is woken when completions were kept.
+    /// Wakes the poller when completions were added to `ready`.
     poller: WakerCell,
 }
 
@@ -137,8 +137,8 @@ impl CompletionQueue {
     /// Waits for the completion of one request. Other completions that arrive meanwhile remain available to
     /// [`poll`](CompletionQueue::poll) and to other waiting callers.
     ///
-    /// A `timeout` of `None` means no limit. Waiting without a limit is also faster, because a single system call then waits
-    /// for the event and consumes it.
+    /// A `timeout` of `None` means no limit. Waiting without a limit is also faster, because a single system call then
+    /// waits for the event and consumes it.
     ///
     /// # Errors
     ///
@@ -292,9 +292,9 @@ impl CompletionQueue {
         &self.0.device
     }
 
-    /// Waits for an event, or for a notification by the thread that waits for one, or yields if the queue has no
-    /// events. Returns at once if `is_available` accepts the kept completions, and returns `false` if the deadline has
-    /// passed.
+    /// Waits once: for an event or, if another thread waits for the event, for a notification by that thread. Yields
+    /// instead if the queue has no events. Returns `false` if the deadline has passed, otherwise `true`, and at once if
+    /// `is_available` accepts the kept completions.
     fn wait_once(&self, deadline: &Deadline, is_available: impl Fn(&[Completion]) -> bool) -> Result<bool> {
         let left = deadline.left();
         if left.is_zero() {
@@ -596,11 +596,11 @@ impl CompletionQueueBuilder {
 
     /// Enables timestamps: each completion contains the time at which the device completed the request
     /// ([`Completion::timestamp`]), in ticks of the device's [clock](crate::DeviceAttributes::timestamp_clock).
-    /// [`Device::query_clock`] converts ticks to [`Instant`](std::time::Instant)s. Polling is slightly slower with
-    /// timestamps.
+    /// The sample that [`Device::query_clock`] returns converts ticks to [`Instant`](std::time::Instant)s. Polling is
+    /// slightly slower with timestamps.
     ///
-    /// The manual's chapter about devices (`adverb::manual::devices`) lists the drivers with timestamps, and says what the
-    /// timestamps of a software device mean.
+    /// The manual's chapter about devices (`adverb::manual::devices`) lists the drivers with timestamps, and says what
+    /// the timestamps of a software device mean.
     pub fn timestamps(mut self) -> CompletionQueueBuilder {
         self.kind = CompletionQueueKind::Timestamps;
         self

@@ -2,7 +2,7 @@
 //!
 //! Such memory is accessed in three ways, which may all race with each other:
 //!
-//! - by the copies of this module, of which adverb-verbs and adverb-soft have identical files;
+//! - by the copies of this module (adverb-verbs and adverb-soft have identical files);
 //! - by atomic operations on aligned 8-byte words (`MemoryRegion::word`, and the atomics of peers);
 //! - by an RDMA device, without the CPU.
 //!
@@ -242,7 +242,7 @@ mod processor {
 use processor::{load_byte, load_word, store_byte, store_word};
 
 /// Copies all whole blocks of 64 bytes, and returns the number of copied bytes. The CPU's instructions for 16 bytes are
-/// twice as fast as those for words. If one of the two ranges is aligned to 8 bytes, none of its words is accessed in
+/// faster than those for words. If one of the two ranges is aligned to 8 bytes, none of its words is accessed in
 /// part.
 ///
 /// # Safety

@@ -21,7 +21,7 @@ use crate::request_id::RequestId;
 /// The error of posting a request that borrows its memory.
 pub(super) struct BorrowedPostError {
     pub(super) error: Error,
-    /// The request, if the device may have accepted it nevertheless.
+    /// The request, if the device may have accepted it despite the error.
     pub(super) posted: Option<RequestId>,
 }
 
@@ -511,8 +511,8 @@ impl QueuePair {
         check_payload(&request.payload, self.limits.recv_segments, u32::MAX, RECV_HINT)
     }
 
-    /// Retracts a request on the fast path that the device rejected, and returns the error. `request` is without its
-    /// memory.
+    /// Retracts a request on the fast path that the device rejected, and returns the error. The payload of `request` is
+    /// empty: the ring has it.
     #[cold]
     #[inline(never)]
     fn retract_send(
@@ -622,8 +622,8 @@ const PERSISTENT_HINT: &str = "send a message to the peer's program, and let it 
 const RDMA_CORE_HINT: &str = "update rdma-core: ATOMIC WRITE requires version 44, FLUSH version 45, and the device's \
                               provider must support it";
 
-/// The hint of receive buffers that are too long together.
-const RECV_HINT: &str = "post shorter buffers: a receive request takes at most 4 GiB";
+/// The hint of a receive request whose buffers are too long in total.
+const RECV_HINT: &str = "post shorter buffers: a receive request takes less than 4 GiB";
 
 #[inline]
 fn check_payload(payload: &Payload, segments: u32, max: u32, hint: &'static str) -> Result<()> {

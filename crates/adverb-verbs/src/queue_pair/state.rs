@@ -166,7 +166,8 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::WrongState`] if the queue pair is not ready to send, and [`Error::Verb`] if the operation fails.
+    /// Returns [`Error::WrongState`] if the queue pair is not ready to send, and [`Error::Verb`] if the operation
+    /// fails.
     pub fn modify_access(&self, access: Access) -> Result<()> {
         let state = self.state.get();
         if state != QpState::ReadyToSend {
@@ -268,9 +269,9 @@ impl QueuePair {
         Error::Verb { action, error, hint: hint.into() }
     }
 
-    /// Completes the receives that the queue pair took from a shared receive queue, before it is destroyed.
-    /// Afterwards their completions couldn't be matched to the queue pair, and the shared receive queue would lose
-    /// them permanently.
+    /// Completes the receives that the queue pair took from a shared receive queue, before the queue pair is destroyed.
+    /// Afterwards, the receives' completions couldn't be matched to the queue pair, and the shared receive queue would
+    /// lose these receives permanently.
     pub(super) fn return_shared_receives(&self) {
         if let Receives::Shared(queue) = &self.recv
             && !self.backend.is_destroyed()

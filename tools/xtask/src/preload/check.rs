@@ -58,9 +58,14 @@ fn with_copy(libraries: &Path, run: impl FnOnce(&Path) -> Result<()>) -> Result<
     result
 }
 
-/// Builds the command `adverb`, with the features of the tests, which have built it, and copies it to a directory.
+/// Copies the command `adverb` to a directory. It is built together with the tests, which have the same dependencies.
 fn copy_command(to: &Path) -> Result<()> {
-    let adverb = process::build("build --workspace --all-features --bin adverb")?;
+    let mut cargo = process::cargo("build --workspace --all-features --tests --bin adverb");
+    cargo.args(["--message-format", "json-render-diagnostics"]).stderr(Stdio::inherit());
+    let messages = process::text(&mut cargo)?;
+    let mut programs = process::executables(&messages);
+    let adverb =
+        programs.find(|path| path.ends_with("/adverb")).context("cargo built no command `adverb`")?;
     fs::copy(adverb, to.join("adverb"))?;
     Ok(())
 }

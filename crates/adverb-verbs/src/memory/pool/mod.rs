@@ -15,6 +15,7 @@ use lock::Lock;
 use super::PoolBuf;
 use crate::device::ProtectionDomain;
 use crate::error::{Error, Result};
+use crate::os::OwnerProcess;
 
 pub(super) use chunk::{Chunk, Slot};
 
@@ -76,6 +77,7 @@ struct Handle(Arc<Shared>);
 /// The pool. Its chunks keep it alive.
 struct Shared {
     domain: ProtectionDomain,
+    owner: OwnerProcess,
     partitions: Box<[Partition]>,
     max_bytes: usize,
     max_idle_bytes: usize,
@@ -249,6 +251,7 @@ impl PoolBuilder {
         let (registered, counted_idle) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let shared = Shared {
             domain: domain.clone(),
+            owner: OwnerProcess::current(),
             partitions,
             max_bytes,
             max_idle_bytes,
@@ -262,7 +265,7 @@ impl PoolBuilder {
 impl Drop for Handle {
     fn drop(&mut self) {
         // In a forked child, a thread that the child doesn't have may hold a lock.
-        if self.0.domain.device().is_owned() {
+        if self.0.owner.is_current() {
             // Chunks in use keep the shared state alive, and are freed when their last buffers are dropped.
             self.0.free_idle(true);
         }
@@ -281,6 +284,10 @@ impl Shared {
     fn return_slot(slot: Slot) {
         let slot = ManuallyDrop::new(slot);
         let Chunk { pool, partition, class: number, .. } = &*slot.chunk;
+        if !pool.owner.is_current() {
+            // A thread that this forked child doesn't have may hold the lock.
+            return;
+        }
         let mut class = pool.partitions[*partition].classes[*number].lock();
         // SAFETY: the value is moved out of `slot`, which is used afterwards only while the class is locked. Until the
         // lock is released, the chunk exists. The lock is part of the pool, which isn't dropped before that, because
