@@ -112,8 +112,8 @@ impl Options {
         self
     }
 
-    /// Sets the maximum size of an eager message in bytes. The default is 16 KiB. A connection uses at most
-    /// a quarter of the peer's receive ring, less 16 bytes, even if this value is larger.
+    /// Sets the maximum size of an eager message in bytes. The default is 16 KiB. A connection uses at most a quarter of
+    /// the peer's receive ring, less 16 bytes, even if this value is larger.
     ///
     /// This side copies messages up to this size into the peer's ring. The peer's device reads longer messages from
     /// this side's memory (rendezvous).
@@ -227,7 +227,8 @@ impl Options {
         self
     }
 
-    /// Sets the time limit of calls that wait for a message, for credits, or for a one-sided operation. The default is `None`: no limit.
+    /// Sets the time limit of calls that wait for a message, for credits, or for a one-sided operation. The default is
+    /// `None`: no limit.
     pub fn timeout(mut self, timeout: impl Into<Option<Duration>>) -> Options {
         self.timeout = timeout.into().unwrap_or(Duration::MAX);
         self
@@ -293,8 +294,8 @@ fn check_range(option: &str, value: u32, min: u32, max: u32) -> Result<()> {
 /// The channel over which two sides exchange the attributes of their queue pairs.
 ///
 /// The established connection uses the same device in each case. The channel determines whether the connection manager
-/// reports the end of the peer's process ([`Options::keepalive`]), and what [`Options::mtu`] and [`Options::traffic`] apply
-/// to.
+/// reports the end of the peer's process ([`Options::keepalive`]), whether [`Options::mtu`] has an effect, and to which
+/// side's packets [`Options::traffic`] applies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Bootstrap {
@@ -302,13 +303,13 @@ pub enum Bootstrap {
     ///
     /// A listener accepts connections over TCP, and from the connection manager if its device has one.
     ///
-    /// A connector over RDMA hardware tries the connection manager first, unless [`Options::mtu`] is set. If that fails, for example because the peer's
-    /// connection manager has no listener at the port, the connector tries TCP, unless the time limit has expired or
-    /// the listener has rejected the connection. A connector over a software device uses TCP only, because several
-    /// users of one machine can share an address for TCP, but not for RDMA. To reach a listener with
-    /// [`Bootstrap::ConnectionManager`], such a connector must set the same option. The connector does not try the
-    /// connection manager after a refused TCP connection, because that attempt takes seconds to fail if there is no
-    /// listener.
+    /// A connector over RDMA hardware tries the connection manager first, unless [`Options::mtu`] is set. If that
+    /// fails, for example because the peer's connection manager has no listener at the port, the connector tries TCP,
+    /// unless the time limit has expired or the listener has rejected the connection. A connector over a software
+    /// device uses TCP only, because several users of one machine can share an address for TCP, but not for RDMA. To
+    /// reach a listener with [`Bootstrap::ConnectionManager`], such a connector must set the same option. The connector
+    /// does not try the connection manager after a refused TCP connection, because that attempt takes seconds to fail
+    /// if there is no listener.
     #[default]
     Auto,
     /// The RDMA connection manager (`rdma_cm`), at the same port number in its own port space. No TCP connection is

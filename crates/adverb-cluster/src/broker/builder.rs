@@ -40,8 +40,7 @@ impl BrokerBuilder {
     }
 
     /// Sets the epoch, which identifies this run of the member: a member that restarts must use another number, which
-    /// should be larger. The default is the system time in nanoseconds when the
-    /// broker is created.
+    /// should be larger. The default is the system time in nanoseconds when the broker is created.
     pub fn epoch(mut self, epoch: u64) -> BrokerBuilder {
         self.epoch = Some(epoch);
         self

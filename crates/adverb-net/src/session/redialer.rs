@@ -498,8 +498,8 @@ impl Redialer {
                 self.unwatch(&mut server);
                 Some(now + PAUSE)
             }
-            // The listener was dropped. Peers can reconnect only to another listener in whose `accept` a
-            // caller waits.
+            // The listener was dropped. Peers can reconnect only to another listener while a caller
+            // waits in its `accept`.
             None => {
                 self.unwatch(&mut server);
                 None

@@ -19,8 +19,9 @@ impl OwnerProcess {
         OwnerProcess(FORKS.load(Ordering::Relaxed))
     }
 
-    /// Whether this process is the owner, and not a forked child. Takes a few instructions, in contrast to a comparison of
-    /// process IDs, for which the kernel is asked.
+    /// Whether this process is the owner, and not a forked child. The check takes a few instructions; reading the
+    /// process ID would take a system call. It doesn't detect a child of a bare `clone` system call, which runs no
+    /// handlers.
     #[inline]
     pub fn is_current(self) -> bool {
         self.0 == FORKS.load(Ordering::Relaxed)
@@ -32,7 +33,8 @@ fn install_handler() {
     static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
     if !IS_INSTALLED.load(Ordering::Acquire) {
         // Two threads may both install the handler: a fork then counts twice.
-        // SAFETY: the handler only changes an atomic. It can't be installed only if memory is exhausted.
+        // SAFETY: the handler only changes an atomic. If memory is exhausted, it isn't installed, and children are taken
+        // for the owner.
         unsafe { libc::pthread_atfork(None, None, Some(count_fork)) };
         IS_INSTALLED.store(true, Ordering::Release);
     }
