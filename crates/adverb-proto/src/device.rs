@@ -599,7 +599,26 @@ impl<S: EventSink> Device<S> {
         let is_timed =
             self.timed_cq_count > 0 && qp.is_completing() && self.has_timestamps(qp.config.send_cq);
         let timed = is_timed.then_some(qp.qpn);
-        Some(Transmit { header, path, payload, ecn_capable, timed })
+        Some(Transmit { qpn: qp.qpn, header, path, payload, ecn_capable, timed })
+    }
+
+    /// Makes a queue pair send no packets until [`resume_qp`](Device::resume_qp) is called, because the receiver of its
+    /// packets must read others first. [`poll_transmit`](Device::poll_transmit) may still return one packet of the queue
+    /// pair. Other queue pairs are not affected. Timers that are running expire as usual, so a pause should be short.
+    pub fn pause_qp(&mut self, qpn: Qpn) {
+        let Some(slot) = self.slot(qpn) else { return };
+        if let Some(qp) = self.qps[slot as usize].as_mut() {
+            qp.paused = true;
+        }
+    }
+
+    /// Ends the [pause](Device::pause_qp) of a queue pair.
+    pub fn resume_qp(&mut self, now: Time, qpn: Qpn) {
+        let Some(slot) = self.slot(qpn) else { return };
+        if let Some(qp) = self.qps[slot as usize].as_mut() {
+            qp.paused = false;
+        }
+        self.update_schedule(now, slot);
     }
 
     /// Completes the request whose last packet was sent at `sent_at`. The caller calls this method after it has sent a

@@ -11,6 +11,8 @@ use crate::path::Path;
 /// and before the memory changes.
 #[derive(Clone, Copy, Debug)]
 pub struct Transmit<'a> {
+    /// The queue pair that sends the packet.
+    pub qpn: Qpn,
     /// The headers.
     pub header: Header,
     /// The addresses, and the fields of the IP header.

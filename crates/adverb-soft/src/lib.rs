@@ -9,7 +9,6 @@
 //! The crate supports only Linux. On other operating systems the crate is empty.
 
 #![cfg(target_os = "linux")]
-#![cfg_attr(loom, allow(dead_code, reason = "a model replaces the memory that processes share"))]
 
 mod channel;
 mod cm_event_channel;

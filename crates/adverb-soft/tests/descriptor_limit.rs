@@ -7,7 +7,7 @@ mod support;
 
 use std::fs::File;
 
-use adverb_soft::link::Link;
+use adverb_soft::link::SourcePorts;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use support::open_loopback;

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use adverb_proto::IcrcCheck;
 use adverb_soft::link::{
-    FaultConfig, FaultCounts, FaultLink, Link, MemLink, RxPacket, Switch, SwitchConfig, TxPacket,
+    AddressSharing, FaultConfig, FaultCounts, FaultLink, Link, MemLink, MulticastGroups, ReceiveTimestamps,
+    RxPacket, SourcePorts, Switch, SwitchConfig, TimedSend, TxPacket,
 };
 
 use support::{Packet, address, drain, packet};
@@ -230,6 +231,46 @@ impl Link for LimitedLink {
 
     fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
         self.0.readiness_fd()
+    }
+
+    fn is_receiver_full(&self, packet: &TxPacket<'_>) -> bool {
+        self.0.is_receiver_full(packet)
+    }
+
+    fn send_timed(&mut self, packet: &TxPacket<'_>) -> io::Result<TimedSend> {
+        Ok(TimedSend::untimed(self.send(std::slice::from_ref(packet))?))
+    }
+
+    fn unsendable_packets(&self) -> u64 {
+        self.0.unsendable_packets()
+    }
+
+    fn receive_buffer_bytes(&self) -> Option<usize> {
+        self.0.receive_buffer_bytes()
+    }
+
+    fn set_wake_interest(&mut self, enabled: bool) -> io::Result<()> {
+        self.0.set_wake_interest(enabled)
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.0.deadline()
+    }
+
+    fn source_ports(&mut self) -> Option<&mut dyn SourcePorts> {
+        self.0.source_ports()
+    }
+
+    fn multicast_groups(&mut self) -> Option<&mut dyn MulticastGroups> {
+        self.0.multicast_groups()
+    }
+
+    fn receive_timestamps(&mut self) -> Option<&mut dyn ReceiveTimestamps> {
+        self.0.receive_timestamps()
+    }
+
+    fn address_sharing(&mut self) -> Option<&mut dyn AddressSharing> {
+        self.0.address_sharing()
     }
 }
 

@@ -7,7 +7,7 @@ mod support;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -105,7 +105,7 @@ fn packets_are_delivered_or_counted_whatever_the_receiver_lacks() {
         let share = AddressShare::new(next_line(&mut link).parse().unwrap()).unwrap();
         let mut bytes = [0; 100];
         bytes[4..8].copy_from_slice(&share.qpn(0x1_0000).to_be_bytes());
-        let source = SocketAddr::new(address, link.source_port(address, 0xc000));
+        let source = link.source_addr(0xc000);
         let destination = link.local_addr();
         let packet =
             TxPacket { source, destination, traffic_class: 0, hop_limit: 0, flow_label: 0, bytes: &bytes };

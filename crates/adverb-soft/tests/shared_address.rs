@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use adverb_soft::link::{AddressShare, Link, TxPacket, UdpConfig, UdpLink};
+use adverb_soft::link::{
+    AddressShare, Bundle, Capture, FaultConfig, FaultLink, Link, TxPacket, UdpConfig, UdpLink,
+};
 use adverb_wire::cm::{Dreq, Mad, Message, ServiceId, SidrReq};
 use adverb_wire::{Flow, Header, MAX_HEADER_LEN, Operation, Psn, Qpn, Ud};
 // ThreadSanitizer doesn't see the locks of the standard library, which is not instrumented.
@@ -167,8 +169,7 @@ fn each_process_receives_the_packets_to_its_queue_pairs_and_only_those() {
         for (index, process) in processes.iter().enumerate() {
             assert_eq!(process.share().index(), index as u8, "round {round}");
         }
-        let ip = sender.local_addr().ip();
-        let source = SocketAddr::new(ip, sender.source_port(ip, 0xc000));
+        let source = sender.source_addr(0xc000);
         let destination = SocketAddr::new(address, 4791);
         await_direct_delivery(&processes, address);
         // The sender also sends GSO batches with packets to all processes. The kernel delivers a batch as a whole.
@@ -223,7 +224,7 @@ fn a_process_sends_no_batch_to_several_processes_at_its_address() {
     let address = first.address();
     let processes = [first, Process::open(address), Process::open(address)];
     let destination = SocketAddr::new(address, 4791);
-    let source = SocketAddr::new(address, processes[0].link.lock().source_port(address, 0xc000));
+    let source = processes[0].link.lock().source_addr(0xc000);
     let packets: Vec<Vec<u8>> = (0..60)
         .map(|psn| {
             let share = processes[psn as usize / 2 % 3].share();
@@ -250,8 +251,8 @@ fn messages_reach_the_listener_and_the_connection_whichever_process_ends() {
     let address = first.address();
     let processes = [Process::open(address), Process::open(address), Process::open(address)];
     let service = ServiceId::tcp_port(7471);
-    processes[2].link.lock().claim_service(service).unwrap();
-    let conflict = first.link.lock().claim_service(service).unwrap_err();
+    processes[2].link.lock().address_sharing().unwrap().claim_service(service).unwrap();
+    let conflict = first.link.lock().address_sharing().unwrap().claim_service(service).unwrap_err();
     assert_eq!(conflict.kind(), ErrorKind::AddrInUse);
     let id = processes[1].share().comm_id(0x123_4567);
     let check = |listener: &Process, connected: &Process| {
@@ -266,17 +267,17 @@ fn messages_reach_the_listener_and_the_connection_whichever_process_ends() {
     drop(zero);
     check(&two, &one);
     // Another process can claim a service that was released.
-    two.link.lock().release_service(service);
+    two.link.lock().address_sharing().unwrap().release_service(service);
     let successor = Process::open(address);
-    successor.link.lock().claim_service(service).unwrap();
+    successor.link.lock().address_sharing().unwrap().claim_service(service).unwrap();
     send_until_received(query(service), address, &successor);
     // Without a listener, and without the process of a connection, any process replies.
     drop((two, successor));
     send_until_received(query(service), address, &one);
     send_until_received(dreq(AddressShare::new(99).unwrap().comm_id(7)), address, &one);
-    one.link.lock().claim_service(service).unwrap();
-    one.link.lock().claim_service(service).unwrap();
-    one.link.lock().release_service(service);
+    one.link.lock().address_sharing().unwrap().claim_service(service).unwrap();
+    one.link.lock().address_sharing().unwrap().claim_service(service).unwrap();
+    one.link.lock().address_sharing().unwrap().release_service(service);
     send_until_received(query(service), address, &one);
 }
 
@@ -292,6 +293,19 @@ fn links_without_sharing_use_the_address_exclusively() {
     assert_eq!(UdpLink::open(&config).unwrap_err().kind(), ErrorKind::AddrInUse);
     drop(link);
     assert_eq!(UdpLink::open(&config).unwrap().address_share(), AddressShare::new(0));
+}
+
+#[test]
+fn wrappers_keep_the_share_of_a_link_and_bundles_refuse_it() {
+    let link = open_loopback(|config| config.shared = true);
+    let (address, share) = (link.local_addr().ip(), link.address_share());
+    let capture = Capture::new(std::io::sink());
+    let mut link = FaultLink::new(capture.watch("wrapped", link), FaultConfig::new(1));
+    assert_eq!(link.address_sharing().map(|sharing| sharing.address_share()), share);
+    let mut bundle = Bundle::new().unwrap();
+    assert_eq!(bundle.add(address, link).unwrap_err().kind(), ErrorKind::InvalidInput);
+    bundle.add(address, UdpLink::open(&UdpConfig::new(address)).unwrap()).unwrap();
+    assert!(bundle.address_sharing().is_none());
 }
 
 #[test]

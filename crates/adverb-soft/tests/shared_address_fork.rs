@@ -8,7 +8,6 @@ mod support;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{Read, Write};
-use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::path::Path;
 
@@ -54,7 +53,7 @@ fn a_forked_child_keeps_no_share_no_service_and_no_ring() {
     let mut config = UdpConfig::new(address);
     config.shared = true;
     let mut sender = UdpLink::open(&config).unwrap();
-    let source = SocketAddr::new(address, sender.source_port(address, 0xc000));
+    let source = sender.source_addr(0xc000);
     let mut bytes = [0; 100];
     bytes[4..8].copy_from_slice(&share.unwrap().qpn(0x1_0000).to_be_bytes());
     let destination = link.local_addr();
@@ -66,7 +65,7 @@ fn a_forked_child_keeps_no_share_no_service_and_no_ring() {
         assert_eq!(collect(&mut link, 1).len(), 1);
     }
     let service = ServiceId::tcp_port(7471);
-    link.claim_service(service).unwrap();
+    link.address_sharing().unwrap().claim_service(service).unwrap();
     let (mut reader, mut writer) = std::io::pipe().unwrap();
     let opened_before = null_descriptors();
     // SAFETY: the child only calls functions that are permitted in a child of a process with several threads, and the
@@ -93,7 +92,8 @@ fn a_forked_child_keeps_no_share_no_service_and_no_ring() {
     assert_eq!(collect(&mut link, 1).len(), 1);
     drop((link, sender));
     let mut successor = UdpLink::open(&config).unwrap();
-    let (successor_share, claimed) = (successor.address_share(), successor.claim_service(service));
+    let (successor_share, claimed) =
+        (successor.address_share(), successor.address_sharing().unwrap().claim_service(service));
     drop(child);
     assert_eq!(received, [], "the child wrote into the ring");
     let [replaced, inherited] = counts;

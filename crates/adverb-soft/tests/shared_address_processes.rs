@@ -4,10 +4,9 @@
 
 mod support;
 
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use adverb_soft::link::{AddressShare, Link, RxPacket, TxPacket, UdpConfig, UdpLink};
+use adverb_soft::link::{AddressShare, Link, ReceiveTimestamps, RxPacket, TxPacket, UdpConfig, UdpLink};
 
 use support::{Packet, open_loopback, wait};
 
@@ -54,7 +53,7 @@ fn bytes_to(link: &UdpLink, number: u32, length: usize) -> Vec<u8> {
 /// Returns a packet from a link to its own address.
 fn packet<'a>(link: &UdpLink, bytes: &'a [u8]) -> TxPacket<'a> {
     let local = link.local_addr();
-    let source = SocketAddr::new(local.ip(), link.source_port(local.ip(), 0xc000));
+    let source = link.source_addr(0xc000);
     TxPacket { source, destination: local, traffic_class: 0, hop_limit: 7, flow_label: 0, bytes }
 }
 

@@ -8,7 +8,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use adverb_proto::Path;
-use adverb_soft::link::{Bundle, Link, TxPacket, UdpConfig, UdpLink};
+use adverb_soft::link::{Bundle, Link, SourcePorts, TxPacket, UdpConfig, UdpLink};
 use adverb_wire::Flow;
 
 use support::{collect, datagram, open_loopback};

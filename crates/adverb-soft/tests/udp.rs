@@ -17,7 +17,7 @@ use support::{Packet, collect, datagram, drain, is_readable, open_loopback, wait
 /// Returns a packet from one link to another.
 fn packet_between<'a>(from: &UdpLink, to: &UdpLink, bytes: &'a [u8]) -> TxPacket<'a> {
     TxPacket {
-        source: SocketAddr::new(from.local_addr().ip(), from.source_port(from.local_addr().ip(), 0xc000)),
+        source: from.source_addr(0xc000),
         destination: to.local_addr(),
         traffic_class: 0,
         hop_limit: 0,
@@ -58,7 +58,7 @@ fn a_link_at_another_port_receives_and_sends_there() {
     let mut other = UdpLink::open(&config).unwrap();
     assert_eq!((other.local_addr().ip(), other.local_addr().port()), (default_link.local_addr().ip(), 4792));
     assert_eq!(other.gid().udp_addr(), other.local_addr());
-    assert_eq!(other.source_port(other.local_addr().ip(), 0xc123), 4792);
+    assert_eq!(other.source_addr(0xc123), other.local_addr());
     // The packets are more than one GSO batch, so the IP IDs and ICRCs of batches are checked, too.
     let mut default_link = default_link;
     for (from, to) in [(0, 1), (1, 0)] {
@@ -225,18 +225,16 @@ fn the_self_test_verifies_ip_id_0() {
 #[test]
 fn flows_share_a_bounded_number_of_source_ports() {
     let [mut here, mut there] = [(); 2].map(|()| open_loopback(|config| config.source_port_count = 5));
-    let ports: HashSet<u16> =
-        (0xc000..=0xffff).map(|preferred| here.source_port(here.local_addr().ip(), preferred)).collect();
+    let ports: HashSet<u16> = (0xc000..=0xffff).map(|preferred| here.source_addr(preferred).port()).collect();
     assert_eq!(ports.len(), 5);
     assert!(ports.iter().all(|port| *port >= 0xc000));
     for port in &ports {
-        assert_eq!(here.source_port(here.local_addr().ip(), *port), *port);
+        assert_eq!(here.source_addr(*port).port(), *port);
     }
     let packets: Vec<_> = (0xc000..0xc020)
-        .map(|preferred| {
-            let source =
-                SocketAddr::new(here.local_addr().ip(), here.source_port(here.local_addr().ip(), preferred));
-            TxPacket { source, ..packet_between(&here, &there, b"flow") }
+        .map(|preferred| TxPacket {
+            source: here.source_addr(preferred),
+            ..packet_between(&here, &there, b"flow")
         })
         .collect();
     let got = exchange(&mut here, &mut there, &packets);

@@ -14,12 +14,20 @@ pub enum Call {
     Create,
     /// Destroying an object.
     Destroy,
+    /// Querying devices, ports and queue pairs.
+    Query,
+    /// Reading a device's counters.
+    Counters,
     /// Registering memory.
     RegisterMemory,
     /// Registering a dma-buf.
     RegisterDmabuf,
-    /// Moving a queue pair to another state, or creating an address handle.
+    /// Moving a queue pair to another state.
     ModifyQueuePair,
+    /// Connecting a queue pair to a peer, or creating an address handle: the calls that resolve a peer's address.
+    ResolvePeer,
+    /// Joining and leaving multicast groups.
+    Multicast,
     /// Posting requests.
     Post,
     /// Polling completions and reading events.
@@ -34,6 +42,8 @@ pub enum Call {
     CmAccept,
     /// Querying the connection manager for queue pair attributes.
     CmAttributes,
+    /// Other calls to the operating system, such as starting threads and creating pipes.
+    System,
 }
 
 impl Call {
@@ -45,9 +55,13 @@ impl Call {
             Call::OpenSoftDevice => "Device::open(\"soft…\")",
             Call::Create => "ibv_create_qp, ibv_create_cq, ibv_create_srq",
             Call::Destroy => "ibv_dereg_mr, ibv_dealloc_pd, ibv_destroy_…",
+            Call::Query => "ibv_query_device, ibv_query_port, ibv_query_gid_table, ibv_query_qp",
+            Call::Counters => "/sys/class/infiniband",
             Call::RegisterMemory => "ibv_reg_mr",
             Call::RegisterDmabuf => "ibv_reg_dmabuf_mr",
-            Call::ModifyQueuePair => "ibv_modify_qp, ibv_create_ah",
+            Call::ModifyQueuePair => "ibv_modify_qp",
+            Call::ResolvePeer => "ibv_modify_qp (to RTR), ibv_create_ah",
+            Call::Multicast => "ibv_attach_mcast, IP_ADD_MEMBERSHIP",
             Call::Post => "ibv_post_send, ibv_post_recv",
             Call::Poll => "ibv_start_poll, ibv_get_cq_event, ibv_get_async_event",
             Call::CmChannel => "rdma_create_event_channel",
@@ -55,6 +69,7 @@ impl Call {
             Call::CmConnect => "rdma_connect, RDMA_CM_EVENT_UNREACHABLE",
             Call::CmAccept => "rdma_accept, rdma_reject, rdma_establish",
             Call::CmAttributes => "rdma_init_qp_attr",
+            Call::System => "pthread_create, pipe",
         }
     }
 }
@@ -114,6 +129,10 @@ const DMABUF_HINT: &str = "check that the file descriptor is a dma-buf, that it 
                            have the same offset within their pages";
 const CM_REACH_HINT: &str =
     "use an address that an RDMA device of this machine can reach: `Device::gids` lists a device's addresses";
+const SOFT_ADDRESS_HINT: &str = "use an address of this machine: `adverb devices` and `ip address` list them; for a loopback address, set \
+                                 the loopback interface up (`ip link set lo up`)";
+const PEER_ROUTE_HINT: &str = "check that a route leads from the local address to the peer's, and that both are of the same kind: \
+                               `QueuePairBuilder::local_addr` selects the local one";
 const CM_ROUTE_HINT: &str = "add a route to that address, or use another one";
 
 /// The fields that the error numbers for missing support share.
@@ -162,6 +181,11 @@ pub(super) const ERRNOS: &[Explanation] = &[
         causes: &["a kernel module is not loaded, so that its device file is missing"],
         checks: &["check /dev/infiniband, and the loaded modules (`lsmod`): ib_uverbs, rdma_ucm"],
         cases: &[
+            case_with_hint(
+                Call::Counters,
+                "the kernel's description of the device is not visible in this file system",
+                "make /sys/class/infiniband available: the kernel shows the counters there, and a container may lack it",
+            ),
             case(
                 Call::Poll,
                 "`ibv_start_poll` and `ibv_next_poll`: the completion queue is empty, which is not an error",
@@ -226,6 +250,11 @@ pub(super) const ERRNOS: &[Explanation] = &[
         cases: &[
             case(Call::Poll, "no event is pending on a non-blocking descriptor, which is not an error"),
             case_with_hint(Call::OpenSoftDevice, "the limit of threads is reached", SOFT_LIMITS_HINT),
+            case_with_hint(
+                Call::System,
+                "the limit of threads is reached",
+                "raise the limit of threads (ulimit -u), or of the tasks of a service or container",
+            ),
         ],
         ..ERRNO
     },
@@ -337,6 +366,11 @@ pub(super) const ERRNOS: &[Explanation] = &[
         hint: Some(DEVICE_GONE_HINT),
         cases: &[
             case_with_hint(
+                Call::Multicast,
+                "the network interface is down or has no address",
+                "set the network interface up",
+            ),
+            case_with_hint(
                 Call::CmAddress,
                 "no RDMA device has the address or a route to it",
                 "use an address that an RDMA device has or can reach: `Device::gids` lists the addresses of a device",
@@ -382,6 +416,11 @@ pub(super) const ERRNOS: &[Explanation] = &[
                 "the transition is not allowed from the current state, the attribute mask lacks an attribute, or GID index, \
                  port or P_Key index are wrong",
             ),
+            case_with_hint(
+                Call::ResolvePeer,
+                "the addresses of both ends are of different kinds, or the GID index is wrong",
+                PEER_ROUTE_HINT,
+            ),
             case(
                 Call::Post,
                 "the queue pair is in the wrong state, a request has too many segments, or its operation is not supported",
@@ -408,6 +447,7 @@ pub(super) const ERRNOS: &[Explanation] = &[
         meaning: "All processes together have reached the system's limit of open files.",
         causes: &["many connections, each with file descriptors of its own"],
         checks: &["check /proc/sys/fs/file-nr against fs.file-max"],
+        hint: Some("raise the system's limit of open files (fs.file-max)"),
         cases: &[
             case_with_hint(Call::CmChannel, "each event channel is a file descriptor", CM_FILES_HINT),
             case_with_hint(Call::OpenSoftDevice, "a software NIC needs sockets", SOFT_LIMITS_HINT),
@@ -424,6 +464,7 @@ pub(super) const ERRNOS: &[Explanation] = &[
             "many connections, event channels or completion channels, each with a file descriptor of its own",
         ],
         checks: &["compare `ls /proc/PID/fd | wc -l` with `ulimit -n`"],
+        hint: Some("raise the limit of open files (ulimit -n)"),
         cases: &[
             case_with_hint(Call::CmChannel, "each event channel is a file descriptor", CM_FILES_HINT),
             case_with_hint(Call::OpenSoftDevice, "a software NIC needs sockets", SOFT_LIMITS_HINT),
@@ -513,6 +554,12 @@ pub(super) const ERRNOS: &[Explanation] = &[
         checks: &["list listeners and connections (`rdma resource show cm_id`)"],
         cases: &[
             case_with_hint(
+                Call::OpenSoftDevice,
+                "another process has a software device at the address",
+                "listen at another address (127.0.0.2, for example), or at all addresses (0.0.0.0 or ::): another process \
+                 has a software device at this one",
+            ),
+            case_with_hint(
                 Call::CmAddress,
                 "a listener or a connection has the port",
                 "use another port: this one is taken; port 0 selects a free one",
@@ -543,7 +590,7 @@ pub(super) const ERRNOS: &[Explanation] = &[
             case_with_hint(
                 Call::OpenSoftDevice,
                 "the address in the device's name is not an address of this machine",
-                "use an address of this machine: `adverb devices` and `ip address` list them",
+                SOFT_ADDRESS_HINT,
             ),
         ],
         ..ERRNO
@@ -567,6 +614,11 @@ pub(super) const ERRNOS: &[Explanation] = &[
         causes: &["a route or an address is missing, or the local address belongs to another network"],
         checks: &["check the route (`ip route get ADDRESS`)"],
         cases: &[
+            case_with_hint(
+                Call::ResolvePeer,
+                "no route leads to the peer's network, or the addresses are of different IP versions",
+                PEER_ROUTE_HINT,
+            ),
             case_with_hint(Call::CmAddress, "no route leads to the address", CM_ROUTE_HINT),
             case_with_hint(
                 Call::CmConnect,
@@ -596,6 +648,11 @@ pub(super) const ERRNOS: &[Explanation] = &[
                   again later.",
         causes: &["the transmit queue of the interface or the memory of sockets is exhausted"],
         checks: &["check the drops of the interface (`ip -s link`), and net.core.wmem_max"],
+        cases: &[case_with_hint(
+            Call::Multicast,
+            "the process is a member of as many groups as the kernel allows",
+            "raise net.ipv4.igmp_max_memberships",
+        )],
         ..ERRNO
     },
     Explanation {
@@ -638,10 +695,11 @@ pub(super) const ERRNOS: &[Explanation] = &[
             "test the path: `adverb doctor PEER` tests TCP, RoCE packets and the path MTU",
         ],
         cases: &[
-            case(
-                Call::ModifyQueuePair,
+            case_with_hint(
+                Call::ResolvePeer,
                 "on RoCE, the kernel could not resolve the peer's GID to an Ethernet address: the peer is down, or the GID \
                  index belongs to another network",
+                PEER_ROUTE_HINT,
             ),
             case(
                 Call::CmAddress,
@@ -679,7 +737,10 @@ pub(super) const ERRNOS: &[Explanation] = &[
         meaning: "The host's Ethernet address could not be resolved, or a router reports that the host is unreachable.",
         causes: &["the host is down, or the address is wrong", "a firewall rejects packets"],
         checks: &["check `ip neigh` and `ping` for the address"],
-        cases: &[case_with_hint(Call::CmAddress, "no route leads to the host", CM_ROUTE_HINT)],
+        cases: &[
+            case_with_hint(Call::ResolvePeer, "no route leads to the peer", PEER_ROUTE_HINT),
+            case_with_hint(Call::CmAddress, "no route leads to the host", CM_ROUTE_HINT),
+        ],
         ..ERRNO
     },
     Explanation {

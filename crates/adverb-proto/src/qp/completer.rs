@@ -344,6 +344,7 @@ impl QueuePair {
     }
 
     /// Completes the request at the front of the send queue.
+    #[inline]
     pub(super) fn complete_front<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         if let Some(entry) = self.pop_front() {
             self.complete_send(cx, &entry, Ok(()));

@@ -126,6 +126,8 @@ pub(crate) struct QueuePair {
     pub(crate) groups: Vec<Gid>,
     /// Whether the queue pair is in the device's list of queue pairs that may have packets to send.
     pub(crate) queued: bool,
+    /// Whether the caller has [paused](crate::Device::pause_qp) the queue pair.
+    pub(crate) paused: bool,
     /// Whether the next packet should be a request rather than a response, so that both make progress.
     requests_first: bool,
     /// Whether a CNP must be sent.
@@ -164,6 +166,7 @@ impl QueuePair {
             responder: Responder::default(),
             groups: Vec::new(),
             queued: false,
+            paused: false,
             requests_first: false,
             cnp_due: false,
             next_cnp_at: Time::ZERO,
@@ -269,6 +272,9 @@ impl QueuePair {
     /// Whether [`poll_transmit`](QueuePair::poll_transmit) may return a packet.
     #[inline]
     pub(crate) fn may_transmit(&self) -> bool {
+        if self.paused {
+            return false;
+        }
         if self.pacer.as_ref().is_some_and(|pacer| pacer.paused) {
             return self.cnp_due || self.responder.responses.is_only_ack_or_nak();
         }

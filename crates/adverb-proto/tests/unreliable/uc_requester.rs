@@ -372,3 +372,22 @@ fn packets_generate_events() {
     };
     assert!(end.device.sink().iter().any(|(_, event)| is_sent_packet(event)));
 }
+
+#[test]
+fn a_paused_queue_pair_sends_at_most_one_packet_until_it_is_resumed() {
+    let mut end = solo();
+    end.post(1, SendOperation::Send, 0, 1024);
+    end.device.pause_qp(end.qpn);
+    let before = sent(&mut end).len();
+    assert!(before <= 1);
+    end.post(2, SendOperation::Send, 0, 3072);
+    assert_eq!(sent(&mut end), []);
+    end.device.resume_qp(end.now, end.qpn);
+    assert_eq!(before + sent(&mut end).len(), 4);
+    // A queue pair that was paused while it had nothing to send sends nothing.
+    end.device.pause_qp(end.qpn);
+    end.post(3, SendOperation::Send, 0, 1);
+    assert_eq!(sent(&mut end), []);
+    end.device.resume_qp(end.now, end.qpn);
+    assert_eq!(sent(&mut end).len(), 1);
+}

@@ -8,7 +8,10 @@ use std::time::Instant;
 use adverb_proto::types::TimestampSource;
 
 use super::readiness::Readiness;
-use super::{Link, PathSocket, RxPacket, TimedSend, TxPacket};
+use super::{
+    AddressSharing, Link, MulticastGroups, PathSocket, ReceiveTimestamps, RxPacket, SourcePorts, TimedSend,
+    TxPacket,
+};
 
 /// A link that combines several links. It receives from all of them, and sends each packet over the link with the
 /// packet's source address. With a bundle, a device can have an IPv4 and an IPv6 address.
@@ -53,8 +56,17 @@ impl Bundle {
     ///
     /// # Errors
     ///
-    /// Returns an error if the link's file descriptor can't be added to the bundle's epoll instance.
-    pub fn add(&mut self, address: IpAddr, link: impl Link + 'static) -> io::Result<()> {
+    /// Returns `InvalidInput` if the link [shares its address](Link::address_sharing) with other processes: each link
+    /// has a share of its own, but a queue pair has one number at all addresses. Returns another error if the link's
+    /// file descriptor can't be added to the bundle's epoll instance.
+    pub fn add(&mut self, address: IpAddr, mut link: impl Link + 'static) -> io::Result<()> {
+        if link.address_sharing().is_some() {
+            let text = format!(
+                "adding a link at {address} failed: other processes share the address, and a device with several addresses \
+                 must have each of them to itself"
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
         match link.readiness_fd() {
             Some(descriptor) => self.readiness.add(descriptor)?,
             None => self.have_all_fds = false,
@@ -66,6 +78,12 @@ impl Bundle {
     /// Returns the index of the link with this address.
     fn index_of(&self, address: IpAddr) -> Option<usize> {
         self.links.iter().position(|(local, _)| *local == address)
+    }
+
+    /// Returns the source ports of the link with this address.
+    fn source_ports_at(&mut self, address: IpAddr) -> Option<&mut dyn SourcePorts> {
+        let index = self.index_of(address)?;
+        self.links[index].1.source_ports()
     }
 }
 
@@ -87,6 +105,10 @@ impl Link for Bundle {
             }
         }
         Ok(accepted)
+    }
+
+    fn is_receiver_full(&self, packet: &TxPacket<'_>) -> bool {
+        self.index_of(packet.source.ip()).is_some_and(|index| self.links[index].1.is_receiver_full(packet))
     }
 
     fn send_timed(&mut self, packet: &TxPacket<'_>) -> io::Result<TimedSend> {
@@ -125,6 +147,10 @@ impl Link for Bundle {
         }
     }
 
+    fn receive_buffer_bytes(&self) -> Option<usize> {
+        self.links.iter().filter_map(|(_, link)| link.receive_buffer_bytes()).min()
+    }
+
     fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
         self.have_all_fds.then_some(self.readiness.as_fd())
     }
@@ -133,45 +159,54 @@ impl Link for Bundle {
         self.links.iter_mut().try_for_each(|(_, link)| link.set_wake_interest(enabled))
     }
 
-    fn set_timestamps(&mut self, enabled: bool) -> io::Result<()> {
-        self.links.iter_mut().try_for_each(|(_, link)| link.set_timestamps(enabled))
-    }
-
-    fn timestamp_source(&self) -> TimestampSource {
-        self.links.first().map_or(TimestampSource::Process, |(_, link)| link.timestamp_source())
-    }
-
     fn deadline(&self) -> Option<Instant> {
         self.links.iter().filter_map(|(_, link)| link.deadline()).min()
     }
 
-    fn source_port(&self, local: IpAddr, preferred: u16) -> u16 {
-        self.index_of(local).map_or(preferred, |index| self.links[index].1.source_port(local, preferred))
+    fn source_ports(&mut self) -> Option<&mut dyn SourcePorts> {
+        Some(self)
+    }
+
+    fn multicast_groups(&mut self) -> Option<&mut dyn MulticastGroups> {
+        Some(self)
+    }
+
+    fn receive_timestamps(&mut self) -> Option<&mut dyn ReceiveTimestamps> {
+        Some(self)
+    }
+
+    fn address_sharing(&mut self) -> Option<&mut dyn AddressSharing> {
+        // `add` accepts no link that shares its address.
+        None
+    }
+}
+
+impl SourcePorts for Bundle {
+    fn source_port(&mut self, local: IpAddr, preferred: u16) -> u16 {
+        self.source_ports_at(local).map_or(preferred, |ports| ports.source_port(local, preferred))
     }
 
     fn open_source_port(&mut self, local: IpAddr, preferred: u16) -> u16 {
-        self.index_of(local).map_or(preferred, |index| self.links[index].1.open_source_port(local, preferred))
+        self.source_ports_at(local).map_or(preferred, |ports| ports.open_source_port(local, preferred))
     }
 
     fn close_source_port(&mut self, local: IpAddr, port: u16) {
-        if let Some(index) = self.index_of(local) {
-            self.links[index].1.close_source_port(local, port);
+        if let Some(ports) = self.source_ports_at(local) {
+            ports.close_source_port(local, port);
         }
     }
 
     fn path_socket(&mut self, local: IpAddr, port: u16) -> io::Result<PathSocket> {
-        let index = self.index_of(local).ok_or(io::ErrorKind::Unsupported)?;
-        self.links[index].1.path_socket(local, port)
+        self.source_ports_at(local).ok_or(io::ErrorKind::Unsupported)?.path_socket(local, port)
     }
+}
 
-    fn receive_buffer_bytes(&self) -> Option<usize> {
-        self.links.iter().filter_map(|(_, link)| link.receive_buffer_bytes()).min()
-    }
-
+impl MulticastGroups for Bundle {
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
         for index in 0..self.links.len() {
-            if let Err(error) = self.links[index].1.join(group) {
-                self.links[..index].iter_mut().for_each(|(_, link)| link.leave(group));
+            let Some(groups) = self.links[index].1.multicast_groups() else { continue };
+            if let Err(error) = groups.join(group) {
+                leave(&mut self.links[..index], group);
                 return Err(error);
             }
         }
@@ -179,7 +214,25 @@ impl Link for Bundle {
     }
 
     fn leave(&mut self, group: IpAddr) {
-        self.links.iter_mut().for_each(|(_, link)| link.leave(group));
+        leave(&mut self.links, group);
+    }
+}
+
+/// Makes links leave a multicast group.
+fn leave(links: &mut [(IpAddr, Box<dyn Link>)], group: IpAddr) {
+    for groups in links.iter_mut().filter_map(|(_, link)| link.multicast_groups()) {
+        groups.leave(group);
+    }
+}
+
+impl ReceiveTimestamps for Bundle {
+    /// Sets the timestamps of all links. The returned source is that of the first link with receive times.
+    fn set_timestamps(&mut self, enabled: bool) -> io::Result<TimestampSource> {
+        let mut source = None;
+        for timestamps in self.links.iter_mut().filter_map(|(_, link)| link.receive_timestamps()) {
+            source = source.or(Some(timestamps.set_timestamps(enabled)?));
+        }
+        Ok(source.unwrap_or(TimestampSource::Process))
     }
 }
 

@@ -3,15 +3,16 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use adverb_proto::types::TimestampSource;
-use adverb_wire::cm::ServiceId;
 use adverb_wire::random::SplitMix64;
 
-use super::{AddressShare, Link, PathSocket, RxPacket, STRICT_ICRC, TimedSend, TxPacket};
+use super::{
+    AddressSharing, Link, MulticastGroups, ReceiveTimestamps, RxPacket, STRICT_ICRC, SourcePorts, TimedSend,
+    TxPacket,
+};
 
 /// The configuration of a [`FaultLink`]. The rates are in packets per million. A packet has at most one fault.
 ///
@@ -362,6 +363,10 @@ impl<L: Link> Link for FaultLink<L> {
         }
     }
 
+    fn is_receiver_full(&self, packet: &TxPacket<'_>) -> bool {
+        self.inner.is_receiver_full(packet)
+    }
+
     fn send_timed(&mut self, packet: &TxPacket<'_>) -> io::Result<TimedSend> {
         self.check_limit()?;
         self.send_due()?;
@@ -396,6 +401,10 @@ impl<L: Link> Link for FaultLink<L> {
         self.inner.receive(max, &mut |packet| each(&RxPacket { icrc: STRICT_ICRC, ..*packet }))
     }
 
+    fn receive_buffer_bytes(&self) -> Option<usize> {
+        self.inner.receive_buffer_bytes()
+    }
+
     fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.readiness_fd()
     }
@@ -404,57 +413,25 @@ impl<L: Link> Link for FaultLink<L> {
         self.inner.set_wake_interest(enabled)
     }
 
-    fn set_timestamps(&mut self, enabled: bool) -> io::Result<()> {
-        self.inner.set_timestamps(enabled)
-    }
-
-    fn timestamp_source(&self) -> TimestampSource {
-        self.inner.timestamp_source()
-    }
-
     fn deadline(&self) -> Option<Instant> {
         let due = self.delayed.peek().map(|Reverse(delayed)| delayed.due);
         due.into_iter().chain(self.inner.deadline()).min()
     }
 
-    fn source_port(&self, local: IpAddr, preferred: u16) -> u16 {
-        self.inner.source_port(local, preferred)
+    fn source_ports(&mut self) -> Option<&mut dyn SourcePorts> {
+        self.inner.source_ports()
     }
 
-    fn open_source_port(&mut self, local: IpAddr, preferred: u16) -> u16 {
-        self.inner.open_source_port(local, preferred)
+    fn multicast_groups(&mut self) -> Option<&mut dyn MulticastGroups> {
+        self.inner.multicast_groups()
     }
 
-    fn close_source_port(&mut self, local: IpAddr, port: u16) {
-        self.inner.close_source_port(local, port);
+    fn receive_timestamps(&mut self) -> Option<&mut dyn ReceiveTimestamps> {
+        self.inner.receive_timestamps()
     }
 
-    fn path_socket(&mut self, local: IpAddr, port: u16) -> io::Result<PathSocket> {
-        self.inner.path_socket(local, port)
-    }
-
-    fn receive_buffer_bytes(&self) -> Option<usize> {
-        self.inner.receive_buffer_bytes()
-    }
-
-    fn address_share(&self) -> Option<AddressShare> {
-        self.inner.address_share()
-    }
-
-    fn claim_service(&mut self, service: ServiceId) -> io::Result<()> {
-        self.inner.claim_service(service)
-    }
-
-    fn release_service(&mut self, service: ServiceId) {
-        self.inner.release_service(service);
-    }
-
-    fn join(&mut self, group: IpAddr) -> io::Result<()> {
-        self.inner.join(group)
-    }
-
-    fn leave(&mut self, group: IpAddr) {
-        self.inner.leave(group);
+    fn address_sharing(&mut self) -> Option<&mut dyn AddressSharing> {
+        self.inner.address_sharing()
     }
 }
 

@@ -10,12 +10,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use adverb_proto::IcrcCheck;
-use adverb_proto::types::Gid;
+use adverb_proto::types::{Gid, TimestampSource};
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::{Mutex, RwLock};
 
-use super::{Link, RxPacket, TxPacket};
+use super::{
+    AddressSharing, Link, MulticastGroups, ReceiveTimestamps, RxPacket, SourcePorts, TimedSend, TxPacket,
+};
 
 /// An in-memory switch that forwards packets between devices of this process by destination address.
 ///
@@ -174,6 +176,14 @@ impl Link for MemLink {
         Ok(packets.len())
     }
 
+    fn is_receiver_full(&self, _: &TxPacket<'_>) -> bool {
+        false
+    }
+
+    fn send_timed(&mut self, packet: &TxPacket<'_>) -> io::Result<TimedSend> {
+        Ok(TimedSend::untimed(self.send(std::slice::from_ref(packet))?))
+    }
+
     fn unsendable_packets(&self) -> u64 {
         self.unreachable
     }
@@ -207,6 +217,10 @@ impl Link for MemLink {
         Ok(next - first)
     }
 
+    fn receive_buffer_bytes(&self) -> Option<usize> {
+        None
+    }
+
     fn deadline(&self) -> Option<Instant> {
         (self.passed_on.0 < self.current.entries.len()).then(Instant::now)
     }
@@ -221,11 +235,31 @@ impl Link for MemLink {
         self.port.signal(&mut queue)
     }
 
-    fn set_timestamps(&mut self, enabled: bool) -> io::Result<()> {
-        self.port.queue.lock().has_timestamps = enabled;
-        Ok(())
+    fn source_ports(&mut self) -> Option<&mut dyn SourcePorts> {
+        None
     }
 
+    fn multicast_groups(&mut self) -> Option<&mut dyn MulticastGroups> {
+        Some(self)
+    }
+
+    fn receive_timestamps(&mut self) -> Option<&mut dyn ReceiveTimestamps> {
+        Some(self)
+    }
+
+    fn address_sharing(&mut self) -> Option<&mut dyn AddressSharing> {
+        None
+    }
+}
+
+impl ReceiveTimestamps for MemLink {
+    fn set_timestamps(&mut self, enabled: bool) -> io::Result<TimestampSource> {
+        self.port.queue.lock().has_timestamps = enabled;
+        Ok(TimestampSource::Process)
+    }
+}
+
+impl MulticastGroups for MemLink {
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
         self.leave(group);
         self.shared.groups.write().entry(group).or_default().push(Arc::clone(&self.port));

@@ -2,19 +2,18 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use adverb_proto::IcrcCheck;
-use adverb_proto::types::TimestampSource;
-use adverb_wire::cm::ServiceId;
 use adverb_wire::{Flow, Frame, IpHeader, MAX_OUTER_HEADER_LEN, Packet};
 use parking_lot::Mutex;
 
-use super::{AddressShare, Link, PathSocket, RxPacket, TimedSend, TxPacket};
+use super::{
+    AddressSharing, Link, MulticastGroups, ReceiveTimestamps, RxPacket, SourcePorts, TimedSend, TxPacket,
+};
 
 /// A packet capture in pcapng format (draft-ietf-opsawg-pcapng). Any number of links can write to a capture. Each link
 /// appears as a separate interface. Wireshark and `tshark -r file` can read the file.
@@ -111,6 +110,10 @@ impl<L: Link> Link for PcapLink<L> {
         Ok(accepted)
     }
 
+    fn is_receiver_full(&self, packet: &TxPacket<'_>) -> bool {
+        self.inner.is_receiver_full(packet)
+    }
+
     fn send_timed(&mut self, packet: &TxPacket<'_>) -> io::Result<TimedSend> {
         let sent = self.inner.send_timed(packet)?;
         if sent != TimedSend::Refused {
@@ -137,6 +140,10 @@ impl<L: Link> Link for PcapLink<L> {
         })
     }
 
+    fn receive_buffer_bytes(&self) -> Option<usize> {
+        self.inner.receive_buffer_bytes()
+    }
+
     fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
         self.inner.readiness_fd()
     }
@@ -145,56 +152,24 @@ impl<L: Link> Link for PcapLink<L> {
         self.inner.set_wake_interest(enabled)
     }
 
-    fn set_timestamps(&mut self, enabled: bool) -> io::Result<()> {
-        self.inner.set_timestamps(enabled)
-    }
-
-    fn timestamp_source(&self) -> TimestampSource {
-        self.inner.timestamp_source()
-    }
-
     fn deadline(&self) -> Option<Instant> {
         self.inner.deadline()
     }
 
-    fn source_port(&self, local: IpAddr, preferred: u16) -> u16 {
-        self.inner.source_port(local, preferred)
+    fn source_ports(&mut self) -> Option<&mut dyn SourcePorts> {
+        self.inner.source_ports()
     }
 
-    fn open_source_port(&mut self, local: IpAddr, preferred: u16) -> u16 {
-        self.inner.open_source_port(local, preferred)
+    fn multicast_groups(&mut self) -> Option<&mut dyn MulticastGroups> {
+        self.inner.multicast_groups()
     }
 
-    fn close_source_port(&mut self, local: IpAddr, port: u16) {
-        self.inner.close_source_port(local, port);
+    fn receive_timestamps(&mut self) -> Option<&mut dyn ReceiveTimestamps> {
+        self.inner.receive_timestamps()
     }
 
-    fn path_socket(&mut self, local: IpAddr, port: u16) -> io::Result<PathSocket> {
-        self.inner.path_socket(local, port)
-    }
-
-    fn receive_buffer_bytes(&self) -> Option<usize> {
-        self.inner.receive_buffer_bytes()
-    }
-
-    fn address_share(&self) -> Option<AddressShare> {
-        self.inner.address_share()
-    }
-
-    fn claim_service(&mut self, service: ServiceId) -> io::Result<()> {
-        self.inner.claim_service(service)
-    }
-
-    fn release_service(&mut self, service: ServiceId) {
-        self.inner.release_service(service);
-    }
-
-    fn join(&mut self, group: IpAddr) -> io::Result<()> {
-        self.inner.join(group)
-    }
-
-    fn leave(&mut self, group: IpAddr) {
-        self.inner.leave(group);
+    fn address_sharing(&mut self) -> Option<&mut dyn AddressSharing> {
+        self.inner.address_sharing()
     }
 }
 

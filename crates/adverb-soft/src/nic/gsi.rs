@@ -124,7 +124,7 @@ impl Gsi {
         device: &mut Device,
         memory: &RegisteredMemory,
         notifications: &mut Notifications,
-        path: impl Fn(AddrPair) -> Option<Path>,
+        mut path: impl FnMut(AddrPair) -> Option<Path>,
     ) -> bool {
         self.is_serve_requested = false;
         // The queue is armed first, so that no completion is missed.
@@ -150,8 +150,9 @@ impl Gsi {
         let mut sent = false;
         while let Some(datagram) = self.unsent.take().or_else(|| self.manager.poll_transmit()) {
             // There is no path from an address of another host, or to an address of another family.
-            let path =
-                Some(datagram.addrs).filter(|addrs| self.addresses.contains(&addrs.local)).and_then(&path);
+            let path = Some(datagram.addrs)
+                .filter(|addrs| self.addresses.contains(&addrs.local))
+                .and_then(&mut path);
             let Some(path) = path else {
                 self.unsendable += 1;
                 continue;

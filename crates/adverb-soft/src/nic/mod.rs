@@ -1,5 +1,6 @@
 //! The NIC.
 
+mod blocked;
 mod cm;
 mod engine;
 mod gsi;
@@ -523,7 +524,7 @@ impl Nic {
     }
 
     /// Returns a socket that traces the path of packets from a local address and source port: see
-    /// [`Link::path_socket`](crate::link::Link::path_socket).
+    /// [`SourcePorts::path_socket`](crate::link::SourcePorts::path_socket).
     ///
     /// # Errors
     ///

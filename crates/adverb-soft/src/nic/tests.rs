@@ -1,3 +1,4 @@
+mod blocked;
 mod guessing;
 mod recording;
 mod regions;

@@ -6,6 +6,9 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Instant;
 
+use adverb_wire::Qpn;
+
+use super::blocked::BlockedPackets;
 use crate::link::{Link, TimedSend, TxPacket};
 
 /// Packets that the link has not accepted yet.
@@ -15,10 +18,14 @@ pub(super) struct TransmitQueue {
     packets: VecDeque<QueuedPacket>,
     /// Whether the packets have several source ports.
     is_mixed: bool,
+    /// The packets whose receivers must read others first, if there are any.
+    blocked: Option<Box<BlockedPackets>>,
 }
 
 /// A packet that the link has not accepted yet.
 pub(super) struct QueuedPacket {
+    /// The queue pair that sends the packet.
+    pub(super) qpn: Qpn,
     pub(super) source: SocketAddr,
     pub(super) destination: SocketAddr,
     pub(super) traffic_class: u8,
@@ -26,6 +33,21 @@ pub(super) struct QueuedPacket {
     pub(super) flow_label: u32,
     /// The range of its bytes in the queue.
     pub(super) bytes: Range<usize>,
+}
+
+impl QueuedPacket {
+    /// Returns the packet, whose bytes are a range of `bytes`.
+    #[inline]
+    fn to_send<'a>(&self, bytes: &'a [u8]) -> TxPacket<'a> {
+        TxPacket {
+            source: self.source,
+            destination: self.destination,
+            traffic_class: self.traffic_class,
+            hop_limit: self.hop_limit,
+            flow_label: self.flow_label,
+            bytes: &bytes[self.bytes.clone()],
+        }
+    }
 }
 
 impl TransmitQueue {
@@ -45,6 +67,65 @@ impl TransmitQueue {
     pub(super) fn push(&mut self, packet: QueuedPacket) {
         self.is_mixed |= self.packets.back().is_some_and(|last| last.source != packet.source);
         self.packets.push_back(packet);
+        if self.has_blocked() {
+            self.move_behind_blocked();
+        }
+    }
+
+    /// Moves the last packet behind blocked packets of its queue pair, if there are any.
+    #[cold]
+    fn move_behind_blocked(&mut self) {
+        let TransmitQueue { bytes, packets, blocked: Some(blocked), .. } = self else { return };
+        if packets.back().is_some_and(|packet| blocked.contains(packet.qpn))
+            && let Some(packet) = packets.pop_back()
+        {
+            blocked.push(packet.qpn, &packet.to_send(bytes));
+        }
+    }
+
+    /// Moves the first packet, and all others of its queue pair, to the blocked packets, if only their receiver prevents the
+    /// link from accepting them. Returns whether it does.
+    #[cold]
+    fn block_first(&mut self, link: &dyn Link) -> bool {
+        let TransmitQueue { bytes, packets, blocked, .. } = self;
+        let is_full = blocked.as_ref().is_some_and(|blocked| blocked.is_full());
+        let Some(first) = packets.front().filter(|_| !is_full) else { return false };
+        if !link.is_receiver_full(&first.to_send(bytes)) {
+            return false;
+        }
+        let (qpn, blocked) = (first.qpn, blocked.get_or_insert_default());
+        packets.retain(|packet| {
+            let is_kept = packet.qpn != qpn;
+            if !is_kept {
+                blocked.push(qpn, &packet.to_send(bytes));
+            }
+            is_kept
+        });
+        self.remove(0);
+        true
+    }
+
+    /// Whether packets wait whose receivers must read others first.
+    #[inline]
+    pub(super) const fn has_blocked(&self) -> bool {
+        self.blocked.is_some()
+    }
+
+    /// Returns the queue pairs whose packets were blocked since the last call.
+    #[cold]
+    pub(super) fn take_newly_blocked(&mut self) -> Vec<Qpn> {
+        self.blocked.as_mut().map(|blocked| blocked.take_added()).unwrap_or_default()
+    }
+
+    /// Passes blocked packets to the link, and calls `resume` with each queue pair whose packets the link has accepted.
+    #[cold]
+    pub(super) fn retry_blocked(&mut self, link: &mut dyn Link, resume: impl FnMut(Qpn)) -> io::Result<()> {
+        // Packets that were moved behind blocked ones have left their bytes.
+        self.remove(0);
+        let Some(blocked) = &mut self.blocked else { return Ok(()) };
+        blocked.retry(link, resume)?;
+        self.blocked.take_if(|blocked| blocked.is_empty());
+        Ok(())
     }
 
     /// Sorts packets by source port, so that the link can send them as GSO batches. A connection has one port, and so has
@@ -57,15 +138,7 @@ impl TransmitQueue {
     }
 
     fn packet(&self, index: usize) -> TxPacket<'_> {
-        let packet = &self.packets[index];
-        TxPacket {
-            source: packet.source,
-            destination: packet.destination,
-            traffic_class: packet.traffic_class,
-            hop_limit: packet.hop_limit,
-            flow_label: packet.flow_label,
-            bytes: &self.bytes[packet.bytes.clone()],
-        }
+        self.packets[index].to_send(&self.bytes)
     }
 
     /// Passes packets to the link until the queue is empty or the link accepts no more.
@@ -81,7 +154,7 @@ impl TransmitQueue {
                 link.send(&std::array::from_fn::<_, MAX_BATCH, _>(packet)[..count])?
             };
             self.remove(sent);
-            if sent < count {
+            if sent < count && !self.block_first(link) {
                 break;
             }
         }
@@ -95,7 +168,10 @@ impl TransmitQueue {
             return self.send_to(link).map(|()| None);
         }
         match link.send_timed(&self.packet(0))? {
-            TimedSend::Refused => Ok(None),
+            TimedSend::Refused => {
+                self.block_first(link);
+                Ok(None)
+            }
             TimedSend::Accepted(sent_at) => {
                 self.remove(1);
                 Ok(sent_at)
@@ -139,6 +215,7 @@ mod tests {
             queue.bytes.push(number);
             let bytes = usize::from(number)..usize::from(number) + 1;
             queue.push(QueuedPacket {
+                qpn: Qpn::truncate(2),
                 source,
                 destination,
                 traffic_class: 0,

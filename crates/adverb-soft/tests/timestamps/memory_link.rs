@@ -5,10 +5,11 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use adverb_proto::types::Transport;
+use adverb_proto::types::{TimestampSource, Transport};
 use adverb_soft::NicOptions;
 use adverb_soft::link::{
-    Bundle, Capture, FaultConfig, FaultLink, Link, MemLink, RxPacket, Switch, SwitchConfig, TxPacket,
+    AddressSharing, Bundle, Capture, FaultConfig, FaultLink, Link, MemLink, MulticastGroups,
+    ReceiveTimestamps, RxPacket, SourcePorts, Switch, SwitchConfig, TimedSend, TxPacket,
 };
 // ThreadSanitizer doesn't see the locks of the standard library, which is not instrumented.
 use parking_lot::Mutex;
@@ -53,7 +54,49 @@ impl Link for SendRecordingLink {
         self.0.readiness_fd()
     }
 
-    fn set_timestamps(&mut self, enabled: bool) -> io::Result<()> {
+    fn is_receiver_full(&self, packet: &TxPacket<'_>) -> bool {
+        self.0.is_receiver_full(packet)
+    }
+
+    fn send_timed(&mut self, packet: &TxPacket<'_>) -> io::Result<TimedSend> {
+        Ok(TimedSend::untimed(self.send(std::slice::from_ref(packet))?))
+    }
+
+    fn unsendable_packets(&self) -> u64 {
+        self.0.unsendable_packets()
+    }
+
+    fn receive_buffer_bytes(&self) -> Option<usize> {
+        self.0.receive_buffer_bytes()
+    }
+
+    fn set_wake_interest(&mut self, enabled: bool) -> io::Result<()> {
+        self.0.set_wake_interest(enabled)
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        self.0.deadline()
+    }
+
+    fn source_ports(&mut self) -> Option<&mut dyn SourcePorts> {
+        self.0.source_ports()
+    }
+
+    fn multicast_groups(&mut self) -> Option<&mut dyn MulticastGroups> {
+        self.0.multicast_groups()
+    }
+
+    fn receive_timestamps(&mut self) -> Option<&mut dyn ReceiveTimestamps> {
+        Some(self)
+    }
+
+    fn address_sharing(&mut self) -> Option<&mut dyn AddressSharing> {
+        self.0.address_sharing()
+    }
+}
+
+impl ReceiveTimestamps for SendRecordingLink {
+    fn set_timestamps(&mut self, enabled: bool) -> io::Result<TimestampSource> {
         self.1.lock().set_timestamps.push(enabled);
         self.0.set_timestamps(enabled)
     }
@@ -238,7 +281,8 @@ fn links_around_links_pass_timestamps_on() {
     let mut bundle = Bundle::new().unwrap();
     bundle.add(address(2), wrapped).unwrap();
     let mut there: Box<dyn Link> = Box::new(bundle);
-    there.set_timestamps(true).unwrap();
+    let timestamps = there.receive_timestamps().unwrap();
+    assert_eq!(timestamps.set_timestamps(true).unwrap(), TimestampSource::Process);
     let before = Instant::now();
     here.send(&[packet(1, 2, b"wrapped")]).unwrap();
     let send = (before, Instant::now());

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use adverb_proto::types::Transport;
 use adverb_soft::NicOptions;
-use adverb_soft::link::{Link, TimedSend, TxPacket, UdpLink};
+use adverb_soft::link::{Link, MulticastGroups, ReceiveTimestamps, TimedSend, TxPacket, UdpLink};
 
 use crate::node::{Node, distance};
 use crate::support::{open_loopback, wait};
@@ -15,9 +15,8 @@ use crate::support::{open_loopback, wait};
 const MAX_ERROR: Duration = Duration::from_micros(2);
 
 fn packet(from: &UdpLink, to: SocketAddr) -> TxPacket<'static> {
-    let address = from.local_addr().ip();
     TxPacket {
-        source: SocketAddr::new(address, from.source_port(address, 0xc000)),
+        source: from.source_addr(0xc000),
         destination: to,
         traffic_class: 0,
         hop_limit: 0,

@@ -97,10 +97,10 @@ impl QueuePair {
             }),
             SendOperation::LocalInvalidate(_) | SendOperation::BindWindow(_) => return None,
         };
-        let payload = match (entry.operation.local_memory(), entry.operation.word()) {
-            (_, Some(word)) => TxPayload::Word(word),
-            (LocalMemory::None | LocalMemory::Target | LocalMemory::Word, None) => TxPayload::Spans,
-            (LocalMemory::Source, None) => match entry.segments.inline() {
+        let payload = match entry.operation.local_memory() {
+            LocalMemory::None => entry.operation.word().map_or(TxPayload::Spans, TxPayload::Word),
+            LocalMemory::Target | LocalMemory::Word => TxPayload::Spans,
+            LocalMemory::Source => match entry.segments.inline() {
                 Some(first) => TxPayload::Inline { first, offset, length },
                 None => {
                     let (keys, pd) = (&*cx.keys, self.config.pd);

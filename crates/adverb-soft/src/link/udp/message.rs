@@ -9,16 +9,16 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 use std::time::{Duration, Instant};
 
-use adverb_proto::IcrcCheck;
 use adverb_wire::{Flow, ICRC_LEN, MAX_HEADER_LEN};
 use nix::libc;
 
 use super::UdpStatistics;
 use super::clock::Clock;
 use super::ports::HopLimits;
-use super::share;
+use super::shared;
 use super::socket::SEND_TIME;
-use crate::link::{MAX_GSO_PACKETS, RxPacket, TxPacket};
+use crate::link::datagram::Datagram;
+use crate::link::{MAX_GSO_PACKETS, TxPacket};
 
 /// The maximum number of packets per system call.
 const MAX_BATCH: usize = 64;
@@ -231,7 +231,7 @@ pub(super) fn gso_batch_len(packets: &[TxPacket<'_>], uses_gso: bool, shared: Op
         if packet.bytes.len() > length || packet.bytes.len() <= ICRC_LEN || key(packet) != key(first) {
             break;
         }
-        if is_shared && !share::have_same_process(packet.bytes, first.bytes) {
+        if is_shared && !shared::have_same_process(packet.bytes, first.bytes) {
             break;
         }
         count += 1;
@@ -240,33 +240,6 @@ pub(super) fn gso_batch_len(packets: &[TxPacket<'_>], uses_gso: bool, shared: Op
         }
     }
     count
-}
-
-/// A received datagram.
-pub(super) struct Datagram<'a> {
-    pub(super) source: SocketAddr,
-    pub(super) traffic_class: u8,
-    pub(super) hop_limit: Option<u8>,
-    pub(super) flow_label: u32,
-    pub(super) received_at: Option<Instant>,
-    pub(super) bytes: &'a [u8],
-}
-
-impl Datagram<'_> {
-    /// Returns the packet in the datagram.
-    #[inline]
-    pub(super) fn to_packet(&self, destination: SocketAddr, icrc: IcrcCheck) -> RxPacket<'_> {
-        RxPacket {
-            source: self.source,
-            destination,
-            traffic_class: self.traffic_class,
-            hop_limit: self.hop_limit,
-            flow_label: self.flow_label,
-            icrc,
-            received_at: self.received_at,
-            bytes: self.bytes,
-        }
-    }
 }
 
 /// A receiver of datagrams.

@@ -18,7 +18,7 @@ mod message;
 mod path;
 mod ports;
 mod self_test;
-mod share;
+mod shared;
 mod socket;
 
 use std::ffi::OsStr;
@@ -30,18 +30,20 @@ use std::time::{Duration, Instant};
 use adverb_proto::IcrcCheck;
 use adverb_proto::types::{Gid, TimestampSource};
 use adverb_wire::ROCE_PORT;
-use adverb_wire::cm::ServiceId;
 
+use super::datagram::Datagram;
+use super::local::Guarded;
 use super::readiness::Readiness;
-use super::{AddressShare, Link, RxPacket, STRICT_ICRC, TimedSend, TxPacket};
+use super::{
+    AddressShare, AddressSharing, Link, MulticastGroups, ReceiveTimestamps, RxPacket, STRICT_ICRC,
+    SourcePorts, TimedSend, TxPacket,
+};
 use clock::Clock;
 pub use interface::Interface;
-use message::{Datagram, Receiver};
+use message::Receiver;
 pub use path::{IcmpError, PathSocket};
-use ports::{HopLimits, SourcePorts};
-#[cfg(fuzzing)]
-pub use share::fuzzing;
-use share::{Delivery, Guarded, SharedAddress};
+use ports::{HopLimits, SendingSockets};
+use shared::{Delivery, SharedAddress};
 
 /// The configuration of a [`UdpLink`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,7 +59,7 @@ pub struct UdpConfig {
     /// The number of permanent source ports, at least 1, for flows without a flow label. The first port is 0xC000.
     pub source_port_count: u16,
     /// The maximum number of further source ports, which the link opens when a flow with a flow label needs them
-    /// ([`Link::open_source_port`]). Each port takes a file descriptor.
+    /// ([`SourcePorts::open_source_port`]). Each port takes a file descriptor.
     pub max_on_demand_ports: u16,
     /// The requested size of the kernel's receive buffer, in bytes. The kernel may grant less. Packets that arrive
     /// while the buffer is full are lost.
@@ -70,8 +72,8 @@ pub struct UdpConfig {
     /// batches need much less CPU time than single packets.
     pub gso: bool,
     /// Whether other processes of this user may have links at the same address and port 4791. Each of these links then
-    /// has a [share](Link::address_share) of the queue pair numbers. Other ports are not shared. Packets between these
-    /// links, except messages to queue pair 1, travel through shared memory, where tcpdump doesn't see them. The link isn't
+    /// has a [share](AddressSharing::address_share) of the queue pair numbers. Other ports are not shared. Packets between
+    /// these links, except messages to queue pair 1, travel through shared memory, where tcpdump doesn't see them. The link isn't
     /// shared if this process can't recognize the processes of its user: its user ID is the overflow ID (65534) of a user
     /// namespace in which other users have no IDs.
     pub shared: bool,
@@ -138,7 +140,7 @@ pub struct UdpStatistics {
 ///
 /// One socket receives on port 4791. The other sockets send, and each has its own source port. The link opens
 /// [`source_port_count`](UdpConfig::source_port_count) of them at once, and the others when
-/// [`open_source_port`](Link::open_source_port) requests their ports. If [`UdpConfig::port`] is another port, one
+/// [`open_source_port`](SourcePorts::open_source_port) requests their ports. If [`UdpConfig::port`] is another port, one
 /// socket sends and receives on that port, and [`gid`](UdpLink::gid) encodes the port. Only Adverb's devices can reach
 /// such a link.
 ///
@@ -148,7 +150,7 @@ pub struct UdpStatistics {
 /// let mut here = UdpLink::open(&UdpConfig::new("127.77.1.1".parse().unwrap()))?;
 /// let mut there = UdpLink::open(&UdpConfig::new("127.77.1.2".parse().unwrap()))?;
 /// here.send(&[TxPacket {
-///     source: (here.local_addr().ip(), here.source_port(here.local_addr().ip(), 0xc123)).into(),
+///     source: here.source_addr(0xc123),
 ///     destination: there.local_addr(),
 ///     traffic_class: 0,
 ///     hop_limit: 0,
@@ -178,7 +180,7 @@ pub struct UdpLink {
     /// The descriptors of `receiving`, `shared` and `groups`.
     readiness: Readiness,
     /// The sending sockets.
-    sending: SourcePorts,
+    sending: SendingSockets,
     is_ip_id_verified: bool,
     gso: Gso,
     has_timestamps: bool,
@@ -220,7 +222,7 @@ impl UdpLink {
                 format!("{address} cannot use UDP port {}: its GID can encode only port 4791", config.port);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let user = if config.shared && config.port == ROCE_PORT { share::verifiable_user() } else { None };
+        let user = if config.shared && config.port == ROCE_PORT { shared::verifiable_user() } else { None };
         let (shared, receiving, receive_buffer_bytes) = if let Some(user) = user {
             let (shared, receiving, buffer) = SharedAddress::open(local, user, config)?;
             (Some(Box::new(shared)), Receiving::Shared(receiving), buffer)
@@ -236,9 +238,9 @@ impl UdpLink {
         let interface = Interface::of(address).map_or(config.scope_id, |interface| interface.index);
         let is_roce_port = config.port == ROCE_PORT;
         let sending = if is_roce_port {
-            SourcePorts::open(local, config.source_port_count, config.max_on_demand_ports, interface)?
+            SendingSockets::open(local, config.source_port_count, config.max_on_demand_ports, interface)?
         } else {
-            SourcePorts::single(receiving.socket().try_clone()?, local, interface)?
+            SendingSockets::single(receiving.socket().try_clone()?, local, interface)?
         };
         let is_ip_id_verified = match sending.permanent().next() {
             Some(socket) if address.is_ipv4() => self_test::run(socket)?,
@@ -279,6 +281,18 @@ impl UdpLink {
     /// Returns the address and port that the link receives on.
     pub const fn local_addr(&self) -> SocketAddr {
         self.local
+    }
+
+    /// Returns the source address and port of packets of a flow whose preferred port is `preferred`
+    /// ([`SourcePorts::source_port`]).
+    pub fn source_addr(&self, preferred: u16) -> SocketAddr {
+        SocketAddr::new(self.local.ip(), self.sending.permanent_port(preferred))
+    }
+
+    /// Returns the share of the link in its address, or `None` if the address isn't shared
+    /// ([`AddressSharing::address_share`]).
+    pub fn address_share(&self) -> Option<AddressShare> {
+        self.shared.as_ref().map(|shared| shared.address_share())
     }
 
     /// Returns the GID that encodes the local address and port.
@@ -463,6 +477,11 @@ impl Link for UdpLink {
         Ok(accepted)
     }
 
+    fn is_receiver_full(&self, packet: &TxPacket<'_>) -> bool {
+        let is_to_own_address = packet.destination == self.local && packet.source.ip() == self.local.ip();
+        is_to_own_address && self.shared.as_ref().is_some_and(|shared| shared.is_receiver_full(packet.bytes))
+    }
+
     fn send_timed(&mut self, packet: &TxPacket<'_>) -> io::Result<TimedSend> {
         match self.try_send_timed(packet) {
             Some(sent) => Ok(sent),
@@ -505,6 +524,10 @@ impl Link for UdpLink {
         Ok(count)
     }
 
+    fn receive_buffer_bytes(&self) -> Option<usize> {
+        Some(self.receive_buffer_bytes)
+    }
+
     fn deadline(&self) -> Option<Instant> {
         let mut groups = self.groups.iter();
         if self.receiver.has_buffered() || groups.any(|group| group.receiver.has_buffered()) {
@@ -524,7 +547,25 @@ impl Link for UdpLink {
         Ok(())
     }
 
-    fn set_timestamps(&mut self, enabled: bool) -> io::Result<()> {
+    fn source_ports(&mut self) -> Option<&mut dyn SourcePorts> {
+        Some(self)
+    }
+
+    fn multicast_groups(&mut self) -> Option<&mut dyn MulticastGroups> {
+        Some(self)
+    }
+
+    fn receive_timestamps(&mut self) -> Option<&mut dyn ReceiveTimestamps> {
+        Some(self)
+    }
+
+    fn address_sharing(&mut self) -> Option<&mut dyn AddressSharing> {
+        self.shared.as_deref_mut().map(|shared| shared as &mut dyn AddressSharing)
+    }
+}
+
+impl ReceiveTimestamps for UdpLink {
+    fn set_timestamps(&mut self, enabled: bool) -> io::Result<TimestampSource> {
         let groups = self.groups.iter_mut().map(|group| (&group.socket, &mut group.receiver));
         for (socket, receiver) in std::iter::once((self.receiving.socket(), &mut self.receiver)).chain(groups)
         {
@@ -532,13 +573,11 @@ impl Link for UdpLink {
             receiver.set_timestamps(enabled);
         }
         self.has_timestamps = enabled;
-        Ok(())
+        Ok(TimestampSource::Kernel)
     }
+}
 
-    fn timestamp_source(&self) -> TimestampSource {
-        TimestampSource::Kernel
-    }
-
+impl MulticastGroups for UdpLink {
     fn join(&mut self, group: IpAddr) -> io::Result<()> {
         if group.is_ipv4() != self.local.is_ipv4() || self.groups.iter().any(|known| known.address == group) {
             return Ok(());
@@ -557,8 +596,10 @@ impl Link for UdpLink {
     fn leave(&mut self, group: IpAddr) {
         self.groups.retain(|known| known.address != group);
     }
+}
 
-    fn source_port(&self, _local: IpAddr, preferred: u16) -> u16 {
+impl SourcePorts for UdpLink {
+    fn source_port(&mut self, _local: IpAddr, preferred: u16) -> u16 {
         self.sending.permanent_port(preferred)
     }
 
@@ -585,24 +626,6 @@ impl Link for UdpLink {
         self.sending.release(port);
         let socket = self.sending.get(port).ok_or(io::ErrorKind::NotFound)?.try_clone()?;
         PathSocket::new(socket, address, true)
-    }
-
-    fn receive_buffer_bytes(&self) -> Option<usize> {
-        Some(self.receive_buffer_bytes)
-    }
-
-    fn address_share(&self) -> Option<AddressShare> {
-        self.shared.as_ref().map(|shared| shared.share())
-    }
-
-    fn claim_service(&mut self, service: ServiceId) -> io::Result<()> {
-        self.shared.as_mut().map_or(Ok(()), |shared| shared.claim_service(service))
-    }
-
-    fn release_service(&mut self, service: ServiceId) {
-        if let Some(shared) = &mut self.shared {
-            shared.release_service(service);
-        }
     }
 }
 
@@ -709,7 +732,7 @@ mod tests {
         };
         set_checksums(&link, false);
         assert!(link.is_gso_enabled());
-        let source = SocketAddr::new(address.into(), link.source_port(address.into(), 0));
+        let source = link.source_addr(0);
         let (destination, bytes) = (link.local_addr(), &b"twelve bytes"[..]);
         let packet = TxPacket { source, destination, traffic_class: 0, hop_limit: 0, flow_label: 0, bytes };
         assert_eq!(link.send(&[packet; 20]).unwrap(), 20);

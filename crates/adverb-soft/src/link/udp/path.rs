@@ -18,7 +18,8 @@ use crate::link::TxPacket;
 /// A socket that sends packets with any hop limit from one source port, and receives the ICMP messages about packets
 /// from this port.
 ///
-/// The socket may be a link's own ([`Link::path_socket`](crate::link::Link::path_socket)). It needs no privileges.
+/// The socket may be a link's own
+/// ([`SourcePorts::path_socket`](crate::link::SourcePorts::path_socket)). It needs no privileges.
 ///
 /// ```no_run
 /// use adverb_soft::link::PathSocket;
@@ -203,7 +204,7 @@ fn since_1970(time: nix::sys::time::TimeSpec) -> Option<Duration> {
 mod tests {
     use super::super::{UdpConfig, UdpLink};
     use super::*;
-    use crate::link::{Link, RxPacket};
+    use crate::link::{Link, RxPacket, SourcePorts};
 
     const TEST_DEADLINE: Duration = Duration::from_secs(10);
 

@@ -11,7 +11,7 @@ use super::socket::{self, FIRST_SOURCE_PORT};
 /// ports, up to a limit. A socket without users stays open, because its port may be requested again, until the limit
 /// requires it to be closed.
 #[derive(Debug)]
-pub(super) struct SourcePorts {
+pub(super) struct SendingSockets {
     /// The sockets: first the permanent ones, at least one, then the others.
     sockets: Vec<Sender>,
     permanent_count: usize,
@@ -63,7 +63,7 @@ pub(super) enum SendTimes {
     Unsupported,
 }
 
-impl SourcePorts {
+impl SendingSockets {
     /// Opens `permanent` sockets at the first free ports. Up to `max_on_demand` further sockets are opened on demand.
     ///
     /// # Errors
@@ -74,8 +74,8 @@ impl SourcePorts {
         permanent: u16,
         max_on_demand: u16,
         interface: u32,
-    ) -> io::Result<SourcePorts> {
-        let mut ports = SourcePorts {
+    ) -> io::Result<SendingSockets> {
+        let mut ports = SendingSockets {
             sockets: Vec::with_capacity(usize::from(permanent)),
             permanent_count: 0,
             by_port: vec![0; PORT_COUNT].into(),
@@ -110,10 +110,10 @@ impl SourcePorts {
     /// # Errors
     ///
     /// Returns an error if the socket's options can't be set.
-    pub(super) fn single(socket: UdpSocket, local: SocketAddr, interface: u32) -> io::Result<SourcePorts> {
+    pub(super) fn single(socket: UdpSocket, local: SocketAddr, interface: u32) -> io::Result<SendingSockets> {
         socket::set_send_options(&socket, local.ip(), interface)?;
         let default_hop_limit = default_hop_limit(&socket, local)?;
-        Ok(SourcePorts {
+        Ok(SendingSockets {
             sockets: vec![Sender::new(local.port(), socket, 0)],
             permanent_count: 1,
             by_port: Box::default(),
@@ -198,7 +198,7 @@ impl SourcePorts {
         Ok(())
     }
 
-    /// Removes a user of a port that was [acquired](SourcePorts::acquire).
+    /// Removes a user of a port that was [acquired](SendingSockets::acquire).
     pub(super) fn release(&mut self, port: u16) {
         let Some(index) = self.index_of(port) else { return };
         self.release_count += 1;

@@ -79,7 +79,7 @@ pub(super) enum Work {
 impl Engine {
     pub(super) fn new(
         addresses: Vec<SocketAddr>,
-        link: Option<Box<dyn Link>>,
+        mut link: Option<Box<dyn Link>>,
         event_channel: Arc<Channel>,
         mtu: PathMtu,
     ) -> Result<Engine, Error> {
@@ -87,7 +87,8 @@ impl Engine {
         device.set_port_mtu(mtu);
         let buffer = link.as_ref().and_then(|link| link.receive_buffer_bytes());
         let unicast = addresses.iter().map(|address| Gid::from(*address).ip()).collect();
-        let share = link.as_ref().and_then(|link| link.address_share());
+        let sharing = link.as_mut().and_then(|link| link.address_sharing());
+        let share = sharing.map(|sharing| sharing.address_share());
         let mut gsi = Gsi::new(&mut device, &mut memory, unicast, mtu)?;
         gsi.share = share;
         Ok(Engine {
@@ -294,6 +295,9 @@ impl Engine {
     /// Sends at most `max_count` packets, and returns the number of packets sent.
     fn transmit(&mut self, mut now: Time, max_count: usize) -> io::Result<usize> {
         let mut count = 0;
+        if self.port.has_blocked() {
+            self.port.retry_blocked(now, &mut self.device)?;
+        }
         if self.timestamps.is_sending() && !self.send_timed(self.now())? {
             return Ok(count);
         }
@@ -320,17 +324,16 @@ impl Engine {
             if !is_local && has_link {
                 queued = self.port.queue(&transmit, &self.memory);
             }
-            let mut local_header = None;
+            let mut is_gathered = false;
             if is_local || is_group {
                 self.payload.clear();
-                if transmit.payload.gather(&self.memory, &mut self.payload).is_ok() {
-                    local_header = Some(transmit.header);
-                }
+                is_gathered = transmit.payload.gather(&self.memory, &mut self.payload).is_ok();
             }
+            let header = transmit.header;
             if timed.is_some() {
                 now = self.now();
             }
-            if let Some(header) = local_header {
+            if is_gathered {
                 self.record_payload();
                 let rx_meta = RxMeta {
                     source,
@@ -430,7 +433,47 @@ mod tests {
             Ok(count)
         }
 
+        fn is_receiver_full(&self, _: &crate::link::TxPacket<'_>) -> bool {
+            false
+        }
+
+        fn send_timed(&mut self, _: &crate::link::TxPacket<'_>) -> io::Result<crate::link::TimedSend> {
+            Ok(crate::link::TimedSend::Accepted(None))
+        }
+
+        fn unsendable_packets(&self) -> u64 {
+            0
+        }
+
+        fn receive_buffer_bytes(&self) -> Option<usize> {
+            None
+        }
+
         fn readiness_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+            None
+        }
+
+        fn set_wake_interest(&mut self, _: bool) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn deadline(&self) -> Option<std::time::Instant> {
+            None
+        }
+
+        fn source_ports(&mut self) -> Option<&mut dyn crate::link::SourcePorts> {
+            None
+        }
+
+        fn multicast_groups(&mut self) -> Option<&mut dyn crate::link::MulticastGroups> {
+            None
+        }
+
+        fn receive_timestamps(&mut self) -> Option<&mut dyn crate::link::ReceiveTimestamps> {
+            None
+        }
+
+        fn address_sharing(&mut self) -> Option<&mut dyn crate::link::AddressSharing> {
             None
         }
     }

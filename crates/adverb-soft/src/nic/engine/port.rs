@@ -5,11 +5,13 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use adverb_proto::types::TimestampSource;
-use adverb_proto::{Path, Time, Transmit};
+use adverb_proto::{Device, EventSink, Path, Time, Transmit};
 use adverb_wire::cm::ServiceId;
 
 use super::clock::Clock;
-use crate::link::{Link, PathSocket, RxPacket};
+use crate::link::{
+    AddressSharing, Link, MulticastGroups, PathSocket, ReceiveTimestamps, RxPacket, SourcePorts,
+};
 use crate::memory::RegisteredMemory;
 use crate::nic::transmit_queue::{QueuedPacket, TransmitQueue};
 
@@ -45,7 +47,7 @@ impl Port {
         let link_deadline = self.link.as_ref().and_then(|link| link.deadline());
         let link_deadline = link_deadline.map_or(Time::MAX, |deadline| clock.time_of(deadline));
         // Packets that the link did not accept are retried soon.
-        let retry = if self.queue.is_empty() { Time::MAX } else { clock.now() + RETRY_DELAY };
+        let retry = if self.has_queued_packets() { clock.now() + RETRY_DELAY } else { Time::MAX };
         link_deadline.min(retry)
     }
 
@@ -60,8 +62,14 @@ impl Port {
 
     /// Returns the path of packets between two addresses, from the source port that the link has for a flow with this
     /// preferred port.
-    pub(in crate::nic) fn path(&self, local: IpAddr, remote: IpAddr, preferred_port: u16) -> Option<Path> {
-        let port = self.link.as_ref().map_or(preferred_port, |link| link.source_port(local, preferred_port));
+    pub(in crate::nic) fn path(
+        &mut self,
+        local: IpAddr,
+        remote: IpAddr,
+        preferred_port: u16,
+    ) -> Option<Path> {
+        let port =
+            self.source_ports().map_or(preferred_port, |ports| ports.source_port(local, preferred_port));
         Path::new(local, remote, port)
     }
 
@@ -74,57 +82,72 @@ impl Port {
     ) -> Option<Path> {
         // Without a path, no port is opened.
         let path = Path::new(local, remote, preferred_port)?;
-        let Some(link) = &mut self.link else { return Some(path) };
-        Path::new(local, remote, link.open_source_port(local, preferred_port))
+        let Some(ports) = self.source_ports() else { return Some(path) };
+        Path::new(local, remote, ports.open_source_port(local, preferred_port))
     }
 
     /// Ends the use of a path that was [opened](Port::open_path).
     pub(in crate::nic) fn close_path(&mut self, path: &Path) {
-        if let Some(link) = &mut self.link {
-            link.close_source_port(path.source().ip(), path.source_port());
+        if let Some(ports) = self.source_ports() {
+            ports.close_source_port(path.source().ip(), path.source_port());
         }
     }
 
     /// Returns a socket that traces the path of packets from a source port.
     pub(in crate::nic) fn path_socket(&mut self, local: IpAddr, port: u16) -> io::Result<PathSocket> {
-        self.link.as_mut().ok_or(io::ErrorKind::Unsupported)?.path_socket(local, port)
+        self.source_ports().ok_or(io::ErrorKind::Unsupported)?.path_socket(local, port)
     }
 
-    /// Claims a service at the link's address.
+    fn source_ports(&mut self) -> Option<&mut dyn SourcePorts> {
+        self.link.as_mut()?.source_ports()
+    }
+
+    /// Claims a service at the link's address, if other processes share the address.
     pub(in crate::nic) fn claim_service(&mut self, service: ServiceId) -> io::Result<()> {
-        self.link.as_mut().map_or(Ok(()), |link| link.claim_service(service))
+        self.address_sharing().map_or(Ok(()), |sharing| sharing.claim_service(service))
     }
 
     /// Ends a claim of a service.
     pub(in crate::nic) fn release_service(&mut self, service: ServiceId) {
-        if let Some(link) = &mut self.link {
-            link.release_service(service);
+        if let Some(sharing) = self.address_sharing() {
+            sharing.release_service(service);
         }
     }
 
+    fn address_sharing(&mut self) -> Option<&mut dyn AddressSharing> {
+        self.link.as_mut()?.address_sharing()
+    }
+
+    /// Makes the link join a multicast group, if it has groups.
     pub(super) fn join(&mut self, group: IpAddr) -> io::Result<()> {
-        self.link.as_mut().map_or(Ok(()), |link| link.join(group))
+        self.multicast_groups().map_or(Ok(()), |groups| groups.join(group))
     }
 
     pub(super) fn leave(&mut self, group: IpAddr) {
-        if let Some(link) = &mut self.link {
-            link.leave(group);
+        if let Some(groups) = self.multicast_groups() {
+            groups.leave(group);
         }
     }
 
-    /// Makes the link stamp packets, and returns the source of its receive times, or `None` without a link.
+    fn multicast_groups(&mut self) -> Option<&mut dyn MulticastGroups> {
+        self.link.as_mut()?.multicast_groups()
+    }
+
+    /// Makes the link stamp packets, and returns the source of its receive times, or `None` without such a link.
     pub(super) fn start_timestamps(&mut self) -> io::Result<Option<TimestampSource>> {
-        let Some(link) = &mut self.link else { return Ok(None) };
-        link.set_timestamps(true)?;
-        Ok(Some(link.timestamp_source()))
+        self.receive_timestamps().map(|timestamps| timestamps.set_timestamps(true)).transpose()
     }
 
     /// Ends the stamping of packets.
     pub(super) fn stop_timestamps(&mut self) {
-        if let Some(link) = &mut self.link {
+        if let Some(timestamps) = self.receive_timestamps() {
             // If the link continues to stamp packets, the timestamps are ignored.
-            _ = link.set_timestamps(false);
+            _ = timestamps.set_timestamps(false);
         }
+    }
+
+    fn receive_timestamps(&mut self) -> Option<&mut dyn ReceiveTimestamps> {
+        self.link.as_mut()?.receive_timestamps()
     }
 
     /// Passes a batch of about `max` packets to `each`, and returns their number.
@@ -136,9 +159,31 @@ impl Port {
         }
     }
 
+    /// Whether packets wait for the link to accept them.
     #[inline]
     pub(super) fn has_queued_packets(&self) -> bool {
-        !self.queue.is_empty()
+        !self.queue.is_empty() || self.has_blocked()
+    }
+
+    /// Whether no packet waits for the link, except those whose receivers must read others first.
+    #[inline]
+    pub(super) fn is_queue_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Whether packets wait whose receivers must read others first.
+    #[inline]
+    pub(super) const fn has_blocked(&self) -> bool {
+        self.queue.has_blocked()
+    }
+
+    /// Passes packets to the link whose receivers had to read others first. Their queue pairs are paused until the link has
+    /// accepted them.
+    #[cold]
+    pub(super) fn retry_blocked(&mut self, now: Time, device: &mut Device<impl EventSink>) -> io::Result<()> {
+        let Some(link) = &mut self.link else { return Ok(()) };
+        self.queue.take_newly_blocked().into_iter().for_each(|qpn| device.pause_qp(qpn));
+        self.queue.retry_blocked(link, |qpn| device.resume_qp(now, qpn))
     }
 
     /// Whether the link must accept packets before more are queued.
@@ -155,6 +200,7 @@ impl Port {
         let route = transmit.path.route();
         let ecn = if transmit.ecn_capable { ECN_CAPABLE } else { 0 };
         self.queue.push(QueuedPacket {
+            qpn: transmit.qpn,
             source: transmit.path.source(),
             destination: transmit.path.destination(),
             traffic_class: route.traffic_class | ecn,

@@ -103,7 +103,7 @@ impl Engine {
         } else if let Some(time) = self.port.send_timed()? {
             sent_at = Timestamp { time: self.clock.time_of(time), source: TimestampSource::Kernel };
         }
-        let is_sent = !self.port.has_queued_packets();
+        let is_sent = self.port.is_queue_empty();
         if is_sent && let Some(qpn) = self.timestamps.sending.take() {
             self.device.packet_sent(sent_at, qpn);
         }

@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::*;
-use crate::link::{Link, RxPacket, TxPacket};
+use crate::link::{
+    AddressSharing, Link, MulticastGroups, ReceiveTimestamps, RxPacket, SourcePorts, TimedSend, TxPacket,
+};
 
 /// One end of a wire between two NICs: two queues of packets. A test can make it fail.
 pub(super) struct Wire {
@@ -31,6 +33,17 @@ pub(super) enum WireMode {
     AcceptsAll,
     /// The wire refuses the packets of this number of calls.
     Refuses(u32),
+    /// The wire accepts all packets, except those to this queue pair.
+    Blocks(Qpn),
+}
+
+impl Wire {
+    /// Whether the wire refuses a packet because of its receiver.
+    fn blocks(&self, packet: &TxPacket<'_>) -> bool {
+        let Some(WireMode::Blocks(blocked)) = *self.mode.lock() else { return false };
+        let qpn = packet.bytes[4..8].first_chunk().copied().map(u32::from_be_bytes);
+        qpn.map(Qpn::truncate) == Some(blocked)
+    }
 }
 
 impl Link for Wire {
@@ -42,12 +55,16 @@ impl Link for Wire {
                 *count -= 1;
                 return Ok(0);
             }
-            Some(WireMode::AcceptsAll | WireMode::Refuses(_)) | None => {}
+            Some(WireMode::AcceptsAll | WireMode::Refuses(_) | WireMode::Blocks(_)) | None => {}
         }
         self.batches.lock().push(packets.len());
         // By default, the wire accepts few packets at once, so that the sender must retry.
-        let max = if *self.mode.lock() == Some(WireMode::AcceptsAll) { usize::MAX } else { 7 };
-        let accepted = packets.len().min(max);
+        let max = match *self.mode.lock() {
+            Some(WireMode::AcceptsAll | WireMode::Blocks(_)) => usize::MAX,
+            _ => 7,
+        };
+        let unblocked = packets.iter().take_while(|packet| !self.blocks(packet)).count();
+        let accepted = unblocked.min(max);
         for packet in &packets[..accepted] {
             _ = self.out.send((packet.source, packet.destination, packet.bytes.to_vec()));
             self.peer.notify();
@@ -69,6 +86,46 @@ impl Link for Wire {
 
     fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.ready.as_fd())
+    }
+
+    fn is_receiver_full(&self, packet: &TxPacket<'_>) -> bool {
+        self.blocks(packet)
+    }
+
+    fn send_timed(&mut self, packet: &TxPacket<'_>) -> io::Result<TimedSend> {
+        Ok(TimedSend::untimed(self.send(std::slice::from_ref(packet))?))
+    }
+
+    fn unsendable_packets(&self) -> u64 {
+        0
+    }
+
+    fn receive_buffer_bytes(&self) -> Option<usize> {
+        None
+    }
+
+    fn set_wake_interest(&mut self, _: bool) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    fn source_ports(&mut self) -> Option<&mut dyn SourcePorts> {
+        None
+    }
+
+    fn multicast_groups(&mut self) -> Option<&mut dyn MulticastGroups> {
+        None
+    }
+
+    fn receive_timestamps(&mut self) -> Option<&mut dyn ReceiveTimestamps> {
+        None
+    }
+
+    fn address_sharing(&mut self) -> Option<&mut dyn AddressSharing> {
+        None
     }
 }
 
@@ -138,7 +195,8 @@ impl Link for DelayingWire {
         })?;
         let mut count = 0;
         while count < max
-            && let Some((_, source, destination, bytes)) = self.delayed.pop_front_if(|(due, ..)| *due <= now)
+            && self.delayed.front().is_some_and(|(due, ..)| *due <= now)
+            && let Some((_, source, destination, bytes)) = self.delayed.pop_front()
         {
             count += 1;
             each(&rx_packet(source, destination, &bytes));
@@ -152,6 +210,42 @@ impl Link for DelayingWire {
 
     fn deadline(&self) -> Option<Instant> {
         self.delayed.front().map(|(due, ..)| *due)
+    }
+
+    fn is_receiver_full(&self, packet: &TxPacket<'_>) -> bool {
+        self.wire.is_receiver_full(packet)
+    }
+
+    fn send_timed(&mut self, packet: &TxPacket<'_>) -> io::Result<TimedSend> {
+        Ok(TimedSend::untimed(self.send(std::slice::from_ref(packet))?))
+    }
+
+    fn unsendable_packets(&self) -> u64 {
+        0
+    }
+
+    fn receive_buffer_bytes(&self) -> Option<usize> {
+        None
+    }
+
+    fn set_wake_interest(&mut self, _: bool) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn source_ports(&mut self) -> Option<&mut dyn SourcePorts> {
+        None
+    }
+
+    fn multicast_groups(&mut self) -> Option<&mut dyn MulticastGroups> {
+        None
+    }
+
+    fn receive_timestamps(&mut self) -> Option<&mut dyn ReceiveTimestamps> {
+        None
+    }
+
+    fn address_sharing(&mut self) -> Option<&mut dyn AddressSharing> {
+        None
     }
 }
 

@@ -28,11 +28,11 @@ use nix::sys::socket::sockopt::RcvBuf;
 use nix::sys::socket::{MsgFlags, getsockopt};
 use nix::unistd::Uid;
 
-use super::files;
 use super::message::{Message, VERSION};
 use super::names::{Holder, Name, Names};
 use super::program;
 use crate::link::AddressShare;
+use crate::link::local::receive_files;
 use crate::link::udp::{UdpConfig, socket};
 
 /// The membership of a process in the group of processes that share an address.
@@ -289,10 +289,10 @@ fn request_sockets(peer: &UnixStream, local: SocketAddr, max_wait: Duration) -> 
         return Ok(Response::Silent);
     }
     let mut response = [0; 16];
-    let mut received = files::receive(peer, &mut response);
+    let mut received = receive_files(peer, &mut response);
     if matches!(&received, Err(error) if error.kind() == io::ErrorKind::ConnectionReset) {
         // The process has closed the connection without reading the request. Its response follows the error.
-        received = files::receive(peer, &mut response);
+        received = receive_files(peer, &mut response);
     }
     let (length, files) = match received {
         Ok(received) => received,

@@ -29,7 +29,7 @@ struct Control([u8; CONTROL_LEN]);
 ///
 /// Returns `WouldBlock` if there is no message, the error of the connection, or an error if this process has no descriptors
 /// for all files.
-pub(super) fn receive(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+pub(in crate::link) fn receive(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut control = mem::MaybeUninit::<Control>::uninit();
     let mut piece = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     // SAFETY: all fields may be zero.

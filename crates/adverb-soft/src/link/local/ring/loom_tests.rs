@@ -1,17 +1,17 @@
 //! Both ends of a ring in every interleaving of two threads with few preemptions.
 
-use std::fs::File;
 use std::sync::Arc;
 
 use loom::sync::Notify;
 use loom::thread;
 
+use super::loom_memory::Model;
 use super::*;
 
 /// The length of each message: the ring has space for two.
 const MESSAGE_LEN: usize = 64;
 
-const _: () = assert!(record_len(MESSAGE_LEN) < BLOCK_LEN && CAPACITY == 2 * BLOCK_LEN);
+const _: () = assert!(record_len(MESSAGE_LEN) < Model::BLOCK_LEN && Model::CAPACITY == 2 * Model::BLOCK_LEN);
 
 fn model(test: impl Fn() + Send + Sync + 'static) {
     let mut model = loom::model::Builder::new();
@@ -19,11 +19,9 @@ fn model(test: impl Fn() + Send + Sync + 'static) {
     model.check(test);
 }
 
-fn ring() -> (Writer, Reader) {
-    let memory = Memory::new();
-    let file = Guarded::new(File::open("/dev/null").unwrap());
-    let writer = Writer { memory: memory.clone(), file, allocated: LENGTH, written: 0, read: 0 };
-    (writer, Reader { memory, read: 0, written: 0, is_closed: false })
+fn ring() -> (Writer<Model>, Reader<Model>) {
+    let memory = Model::new();
+    (Writer::new(memory.clone()).unwrap(), Reader::new(memory))
 }
 
 fn message(number: u8) -> [u8; MESSAGE_LEN] {
@@ -31,7 +29,7 @@ fn message(number: u8) -> [u8; MESSAGE_LEN] {
 }
 
 /// Writes a message in two pieces. Returns `None` if the ring is full, and else whether the reader must be woken.
-fn write(writer: &mut Writer, number: u8) -> Option<bool> {
+fn write(writer: &mut Writer<Model>, number: u8) -> Option<bool> {
     let message = message(number);
     let (head, tail) = message.split_at(3);
     match writer.write([head, tail].into_iter()) {
@@ -41,7 +39,7 @@ fn write(writer: &mut Writer, number: u8) -> Option<bool> {
     }
 }
 
-fn read(reader: &mut Reader) -> Option<u8> {
+fn read(reader: &mut Reader<Model>) -> Option<u8> {
     let mut out = [0; MESSAGE_LEN];
     let length = reader.read(&mut out).unwrap()?;
     assert_eq!((length, out), (MESSAGE_LEN, message(out[0])));
@@ -73,10 +71,9 @@ fn each_message_is_read_once_and_in_order() {
     });
 }
 
-/// loom reports a reader that sleeps forever as a deadlock.
-#[test]
-fn no_wakeup_of_the_reader_is_lost() {
-    model(|| {
+/// Checks that a reader that sleeps is woken. loom reports a reader that sleeps forever as a deadlock.
+fn check_wakeups(ring: impl Fn() -> (Writer<Model>, Reader<Model>) + Send + Sync + 'static) {
+    model(move || {
         let (mut writer, mut reader) = ring();
         let wake = Arc::new(Notify::new());
         let waking = Arc::clone(&wake);
@@ -96,7 +93,7 @@ fn no_wakeup_of_the_reader_is_lost() {
             }
             if count < 2 {
                 reader.set_wants_wakeup(true);
-                wakeup_fence();
+                reader.wakeup_fence();
                 if !reader.is_readable() {
                     wake.wait();
                 }
@@ -104,6 +101,29 @@ fn no_wakeup_of_the_reader_is_lost() {
             }
         }
         writing.join().unwrap();
+    });
+}
+
+#[test]
+fn no_wakeup_of_the_reader_is_lost() {
+    check_wakeups(ring);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_wakeup_is_lost_if_the_writer_has_no_fence() {
+    check_wakeups(|| {
+        let memory = Model::new();
+        (Writer::new(memory.clone().without_fences()).unwrap(), Reader::new(memory))
+    });
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_wakeup_is_lost_if_the_reader_has_no_fence() {
+    check_wakeups(|| {
+        let memory = Model::new();
+        (Writer::new(memory.clone()).unwrap(), Reader::new(memory.without_fences()))
     });
 }
 

@@ -12,20 +12,16 @@
 //! removes the names of a process that ends.
 //!
 //! Packets between these processes, except the messages of connection managers, don't pass through the kernel: the sender
-//! writes them into a [ring] in memory that it shares with the process of the queue pair. A process that reads slowly loses
-//! no packets unless its ring stays full for [a while](outbound).
+//! writes them into a [ring](crate::link::local) in memory that it shares with the process of the queue pair.
 
 mod accept;
 mod dispatch;
 mod election;
-mod files;
-mod fork;
 mod join;
 mod message;
 mod names;
-mod outbound;
+mod passing;
 mod program;
-mod ring;
 #[cfg(test)]
 mod tests;
 mod token;
@@ -44,21 +40,19 @@ use nix::sys::socket::{ControlMessage, MsgFlags};
 use nix::unistd::Uid;
 
 use super::UdpConfig;
-use super::message::{Datagram, MAX_GSO_BYTES};
-use crate::channel::Channel;
-use crate::link::{AddressShare, TxPacket};
+use super::message::MAX_GSO_BYTES;
+use crate::link::datagram::Datagram;
+pub(super) use crate::link::local::Delivery;
+use crate::link::local::{Guarded, LocalRings, MAX_MESSAGE_LEN, PACKETS_HEADER_LEN, Packets, receive_files};
+use crate::link::{AddressShare, AddressSharing, TxPacket};
 use accept::Acceptor;
 use dispatch::Target;
 pub(super) use dispatch::have_same_process;
 use election::{Action, Election, Input};
-pub(super) use fork::Guarded;
 use join::Membership;
-use message::{Message, PACKETS_HEADER_LEN, Packets};
+use message::Message;
 use names::{Holder, Name, Names};
-use outbound::{Outbound, Sent};
-#[cfg(fuzzing)]
-pub use ring::fuzzing;
-use ring::{MAX_MESSAGE_LEN, Reader, wakeup_fence};
+use passing::{Passed, Passing};
 use token::Token;
 pub(super) use user::verifiable as verifiable_user;
 
@@ -74,7 +68,9 @@ pub(super) struct SharedAddress {
     next_source: u64,
     /// The services that this process listens on: the number of the source, and the number of listeners.
     services: BTreeMap<ServiceId, (u64, u32)>,
-    outbound: Outbound,
+    passing: Passing,
+    /// The rings between this process and the others.
+    rings: LocalRings,
     election: Election,
     /// An epoll instance that is readable when a source is.
     readiness: Epoll,
@@ -84,18 +80,11 @@ pub(super) struct SharedAddress {
     buffer: Vec<u8>,
     /// The received message.
     received: Vec<u8>,
-    rings: Vec<Ring>,
-    /// The index of the ring that is read first, so that each ring is read first in turn.
-    first_ring: usize,
     acceptor: Acceptor,
     /// Whether a thread may sleep on the descriptor.
     wants_wakeup: bool,
     /// Whether the next receive reads the sources, because a thread may have slept on the descriptor.
     must_serve: bool,
-    /// A channel whose event wakes a thread that begins to sleep although a ring has packets.
-    wake_channel: Channel,
-    /// Whether the channel has its event.
-    has_wake_event: bool,
     /// The number of calls until the UDP socket is read.
     udp_calls_left: u32,
     /// The number of open connections that this process has accepted.
@@ -131,33 +120,6 @@ impl Source {
     }
 }
 
-/// A ring that another process writes packets into.
-#[derive(Debug)]
-struct Ring {
-    /// The number of the connection to the process.
-    source: u64,
-    reader: Reader,
-    /// Whether the other process was asked for a wake-up, whose message was not read yet. The message makes the descriptor
-    /// readable, so that no other one is needed.
-    awaits_wakeup: bool,
-    state: RingState,
-}
-
-/// The state of a ring.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum RingState {
-    Open,
-    /// The connection is closed. The ring is removed when it is empty.
-    Closed,
-    /// The other process violated the format.
-    Broken,
-    /// The connection is closed, and all packets were read.
-    Ended,
-}
-
-/// The maximum number of messages that are read from a ring before the next ring.
-const MAX_RING_BATCH: usize = 16;
-
 /// The number of receives per read of the sources, unless a thread may have slept. Each read is a system call.
 const CALLS_PER_READ: u32 = 64;
 
@@ -172,17 +134,6 @@ const _: () = assert!(MAX_GSO_BYTES <= MAX_PACKETS_LEN, "a batch fits into a mes
 /// The number of receives per read of the UDP socket while no thread may sleep, other processes have rings, and the socket
 /// had no packets.
 const CALLS_PER_UDP_READ: u32 = 4;
-
-/// The result of [`SharedAddress::send`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Delivery {
-    /// The packets were sent, or lost because the other process doesn't read them.
-    Accepted,
-    /// The other process must read packets first.
-    Full,
-    /// The packets must be sent over UDP.
-    OverUdp,
-}
 
 impl SharedAddress {
     /// Joins the processes of a user that share an address. Returns the state, the receiving socket, and the size of its buffer.
@@ -206,41 +157,32 @@ impl SharedAddress {
             sources: BTreeMap::new(),
             next_source: 0,
             services: BTreeMap::new(),
-            outbound: Outbound::default(),
+            passing: Passing::default(),
+            rings: LocalRings::new()?,
             election: Election::new(now),
             readiness: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
             calls_left: CALLS_PER_READ,
             buffer: Vec::new(),
             received: vec![0; MAX_MESSAGE_LEN],
-            rings: Vec::new(),
-            first_ring: 0,
             acceptor: Acceptor::default(),
             wants_wakeup: true,
             must_serve: true,
-            wake_channel: Channel::new()?,
-            has_wake_event: false,
             udp_calls_left: 0,
             inbound_count: 0,
             passed_on: 0,
             not_passed_on: 0,
         };
-        let event = Token::WakeChannel.event(EpollFlags::EPOLLIN);
-        shared.readiness.add(&shared.wake_channel, event)?;
+        shared.readiness.add(shared.rings.readiness(), Token::Rings.event(EpollFlags::EPOLLIN))?;
         shared.add(Source::Listener(Guarded::new(listener), Name::Share(share)))?;
         shared.run_election(Input::Timeout, now);
         let receiving = Guarded::new(shared.own.try_clone()?);
         Ok((shared, receiving, receive_buffer_bytes))
     }
 
-    /// Returns the share of this process.
-    pub(super) const fn share(&self) -> AddressShare {
-        self.share
-    }
-
     /// Returns the number of packets that were passed on to other processes, and the number of packets that could not
     /// be passed on.
     pub(super) const fn passed_packets(&self) -> (u64, u64) {
-        (self.passed_on, self.not_passed_on + self.outbound.lost_packets())
+        (self.passed_on, self.not_passed_on + self.rings.lost_packets())
     }
 
     /// Returns the descriptor that is readable when [`receive`](SharedAddress::receive) has work.
@@ -275,12 +217,12 @@ impl SharedAddress {
             Name::Share(share) if !replies_if_absent => Some(share),
             _ => None,
         };
-        if share.is_some_and(|share| self.outbound.is_absent(share)) {
+        if share.is_some_and(|share| self.passing.is_absent(share)) {
             return false;
         }
         let is_absent = self.pass_on(name, datagram);
         if let Some(share) = share.filter(|_| is_absent) {
-            self.outbound.record_absence(share);
+            self.passing.record_absence(share);
         }
         is_absent && replies_if_absent
     }
@@ -296,13 +238,10 @@ impl SharedAddress {
             bytes: datagram.bytes,
         })
         .emit(&mut self.buffer);
-        let sent = self.outbound.send(&self.names, name, &self.buffer);
-        if sent == Sent::Accepted {
-            self.passed_on += 1;
-        } else if sent != Sent::Absent {
-            self.not_passed_on += 1;
-        }
-        sent == Sent::Absent
+        let passed = self.passing.send(&self.names, name, &self.buffer);
+        self.passed_on += u64::from(passed == Passed::Sent);
+        self.not_passed_on += u64::from(passed == Passed::Failed);
+        passed == Passed::Absent
     }
 
     /// Sends packets to this address, which form a GSO batch, to the process with their queue pair.
@@ -322,16 +261,17 @@ impl SharedAddress {
             bytes: &[],
         })
         .emit(&mut self.buffer);
-        let pieces = std::iter::once(&*self.buffer).chain(batch.iter().map(|packet| packet.bytes));
-        match self.outbound.write(&self.names, &self.readiness, share, batch.len(), pieces) {
-            Sent::Accepted => Delivery::Accepted,
-            Sent::Full => Delivery::Full,
-            Sent::Stuck => {
-                self.not_passed_on += batch.len() as u64;
-                Delivery::Accepted
-            }
-            Sent::Absent | Sent::Failed => Delivery::OverUdp,
-        }
+        let SharedAddress { names, rings, buffer, .. } = self;
+        let pieces = std::iter::once(&**buffer).chain(batch.iter().map(|packet| packet.bytes));
+        rings.send(share, batch.len(), pieces, || match names.connect(Name::Share(share))? {
+            Holder::OwnUser(stream) => Ok(Some(stream)),
+            Holder::OtherUser | Holder::Absent => Ok(None),
+        })
+    }
+
+    /// Whether the process to which a packet to this address is sent must read packets before it can be sent more.
+    pub(super) fn is_receiver_full(&self, packet: &[u8]) -> bool {
+        self.other_share(packet).is_some_and(|share| self.rings.is_full(share))
     }
 
     /// Returns the share of the process to which a packet to this address is sent, if it is another process and the packet
@@ -349,14 +289,9 @@ impl SharedAddress {
         if self.calls_left == 0 || self.must_serve {
             count = self.serve(max, each);
         }
-        self.first_ring = if self.first_ring + 1 < self.rings.len() { self.first_ring + 1 } else { 0 };
-        count += self.read_rings(max.saturating_sub(count), each);
-        if self.wants_wakeup && !self.rings.is_empty() {
-            // Later packets wake the thread. Packets that are already there are read now.
-            if self.request_wakeups() {
-                count += self.read_rings(max.saturating_sub(count), each);
-            }
-            self.wake_for_packets();
+        count += self.rings.receive(max.saturating_sub(count), each);
+        while let Some(number) = self.rings.pop_broken() {
+            self.remove(number);
         }
         self.must_serve = self.wants_wakeup && count == 0;
         count
@@ -365,96 +300,20 @@ impl SharedAddress {
     /// Sets whether a thread may sleep on the [descriptor](SharedAddress::readiness) from now on.
     pub(super) fn set_wants_wakeup(&mut self, wanted: bool) {
         self.wants_wakeup = wanted;
-        if wanted {
-            self.must_serve = true;
-            _ = self.request_wakeups();
-            self.wake_for_packets();
-        } else {
-            for ring in &mut self.rings {
-                ring.reader.set_wants_wakeup(false);
-                ring.awaits_wakeup = false;
-            }
-        }
-    }
-
-    /// Requests that packets wake the thread that sleeps on the descriptor. Returns whether a request is new, so that
-    /// packets may be there already.
-    fn request_wakeups(&mut self) -> bool {
-        let mut is_new = false;
-        for ring in self.rings.iter_mut().filter(|ring| !ring.awaits_wakeup) {
-            ring.reader.set_wants_wakeup(true);
-            ring.awaits_wakeup = true;
-            is_new = true;
-        }
-        if is_new {
-            wakeup_fence();
-        }
-        is_new
-    }
-
-    /// Wakes the thread that is about to sleep if a ring has packets.
-    fn wake_for_packets(&mut self) {
-        if !self.has_wake_event && self.rings.iter_mut().any(|ring| ring.reader.is_readable()) {
-            self.wake_channel.notify();
-            self.has_wake_event = true;
-        }
-    }
-
-    /// Reads the rings, passes about `max` packets to `each`, and returns their number.
-    #[inline]
-    fn read_rings(&mut self, max: usize, each: &mut dyn FnMut(&Datagram<'_>)) -> usize {
-        let SharedAddress { rings, received, first_ring, .. } = self;
-        let (mut count, mut has_ended) = (0, false);
-        let first = (*first_ring).min(rings.len());
-        let (before, after) = rings.split_at_mut(first);
-        for ring in after.iter_mut().chain(before) {
-            for _ in 0..MAX_RING_BATCH {
-                if count >= max {
-                    break;
-                }
-                let Ok(message) = ring.reader.read(received) else {
-                    ring.state = RingState::Broken;
-                    break;
-                };
-                match message.map(|length| Message::parse(&received[..length])) {
-                    Some(Some(Message::Packets(packets))) => count += packets.pass_to(each),
-                    Some(_) => ring.state = RingState::Broken,
-                    None if ring.state == RingState::Closed => ring.state = RingState::Ended,
-                    None => break,
-                }
-                if matches!(ring.state, RingState::Broken | RingState::Ended) {
-                    break;
-                }
-            }
-            has_ended |= matches!(ring.state, RingState::Broken | RingState::Ended);
-        }
-        if has_ended {
-            self.remove_ended_rings();
-        }
-        count
-    }
-
-    /// Removes the rings that are broken, with their connections, and those that have ended.
-    #[cold]
-    fn remove_ended_rings(&mut self) {
-        let mut broken = Vec::new();
-        self.rings.retain(|ring| {
-            broken.extend((ring.state == RingState::Broken).then_some(ring.source));
-            !matches!(ring.state, RingState::Broken | RingState::Ended)
-        });
-        broken.into_iter().for_each(|source| self.remove(source));
+        self.must_serve |= wanted;
+        self.rings.set_wants_wakeup(wanted);
     }
 
     /// Whether other processes send packets in rings.
     pub(super) fn has_rings(&self) -> bool {
-        !self.rings.is_empty()
+        self.rings.has_readers()
     }
 
     /// Counts a receive, and returns whether it reads the UDP socket, too.
     #[inline]
     pub(super) fn count_receive(&mut self) -> bool {
         self.udp_calls_left = self.udp_calls_left.saturating_sub(1);
-        self.udp_calls_left == 0 || self.wants_wakeup || self.rings.is_empty()
+        self.udp_calls_left == 0 || self.wants_wakeup || !self.rings.has_readers()
     }
 
     /// Records that a receive got `count` packets from the UDP socket.
@@ -477,13 +336,8 @@ impl SharedAddress {
         for event in &events[..event_count] {
             let number = match Token::of(event) {
                 Token::Source(number) => number,
-                Token::Ring(number) => {
-                    self.outbound.end(number);
-                    continue;
-                }
-                Token::WakeChannel => {
-                    self.has_wake_event = false;
-                    _ = self.wake_channel.take();
+                Token::Rings => {
+                    self.rings.serve();
                     continue;
                 }
             };
@@ -514,39 +368,6 @@ impl SharedAddress {
         count
     }
 
-    /// Claims a service for this process, so that it receives the requests to the service.
-    ///
-    /// # Errors
-    ///
-    /// Returns `AddrInUse` if another process listens on the service.
-    pub(super) fn claim_service(&mut self, service: ServiceId) -> io::Result<()> {
-        if let Some((_, listeners)) = self.services.get_mut(&service) {
-            *listeners += 1;
-            return Ok(());
-        }
-        let name = Name::Service(service);
-        let listener = self.names.claim(name)?;
-        let number = self.add(Source::Listener(Guarded::new(listener), name))?;
-        self.services.insert(service, (number, 1));
-        Ok(())
-    }
-
-    /// Ends a [claim](SharedAddress::claim_service).
-    pub(super) fn release_service(&mut self, service: ServiceId) {
-        let Some((number, listeners)) = self.services.get_mut(&service) else { return };
-        *listeners -= 1;
-        if *listeners > 0 {
-            return;
-        }
-        let number = *number;
-        self.services.remove(&service);
-        self.remove(number);
-        // Another process may claim the service from now on, so the other processes must connect again.
-        let name = Name::Service(service);
-        self.sources.retain(|_, source| source.inbound_name() != Some(name));
-        self.inbound_count = self.sources.values().filter(|source| source.inbound_name().is_some()).count();
-    }
-
     /// Adds a source, and returns its number.
     fn add(&mut self, source: Source) -> io::Result<u64> {
         let number = self.next_source;
@@ -569,10 +390,7 @@ impl SharedAddress {
     fn remove(&mut self, number: u64) {
         let removed = self.sources.remove(&number);
         self.inbound_count -= usize::from(removed.is_some_and(|source| source.inbound_name().is_some()));
-        for ring in self.rings.iter_mut().filter(|ring| ring.source == number) {
-            ring.state = RingState::Closed;
-            ring.reader.close();
-        }
+        self.rings.close_reader(number);
     }
 
     /// Reads messages with about `max` packets from a connection, and returns the number of packets.
@@ -588,7 +406,7 @@ impl SharedAddress {
             if count >= max {
                 break;
             }
-            let (length, mut files) = match files::receive(stream, &mut buffer) {
+            let (length, mut files) = match receive_files(stream, &mut buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 // The other process has closed the connection.
@@ -607,24 +425,15 @@ impl SharedAddress {
                 (Some(Message::Join), _) => self.send_sockets(number),
                 (Some(Message::Election(share)), _) => self.watch(number, share),
                 (Some(Message::Wake), _) => {
-                    let ring = self.rings.iter_mut().find(|ring| ring.source == number);
-                    if let Some(ring) = ring {
-                        ring.awaits_wakeup = false;
-                    }
+                    self.rings.record_wakeup(number);
                     // Usually, no other message follows. If one does, the descriptor stays readable.
                     break;
                 }
-                (Some(Message::Ring), Some(file)) if self.accepts_ring(number) => match Reader::open(file) {
-                    Ok(reader) => {
-                        self.rings.push(Ring {
-                            source: number,
-                            reader,
-                            awaits_wakeup: false,
-                            state: RingState::Open,
-                        });
+                (Some(Message::Ring), Some(file)) if self.may_have_ring(number) => {
+                    if self.rings.open_reader(number, file).is_err() {
+                        self.remove(number);
                     }
-                    Err(_) => self.remove(number),
-                },
+                }
                 (Some(Message::Hello(_) | Message::Sockets | Message::Ring) | None, _) => self.remove(number),
             }
         }
@@ -632,10 +441,9 @@ impl SharedAddress {
         count
     }
 
-    /// Whether a connection may send a ring: one, if it is to the share of this process.
-    fn accepts_ring(&self, number: u64) -> bool {
+    /// Whether a connection may have a ring: it is to the share of this process.
+    fn may_have_ring(&self, number: u64) -> bool {
         matches!(self.sources.get(&number), Some(Source::Inbound(_, Name::Share(_))))
-            && self.rings.iter().all(|ring| ring.source != number)
     }
 
     /// Sends the sockets to a process that joins.
@@ -732,16 +540,35 @@ impl SharedAddress {
     }
 }
 
-impl Packets<'_> {
-    /// Passes each packet to `each`, and returns their number.
-    #[inline]
-    fn pass_to(&self, each: &mut dyn FnMut(&Datagram<'_>)) -> usize {
-        let Packets { source, traffic_class, hop_limit, flow_label, segment, bytes } = *self;
-        let mut count = 0;
-        for bytes in bytes.chunks(segment.max(1) as usize) {
-            count += 1;
-            each(&Datagram { source, traffic_class, hop_limit, flow_label, received_at: None, bytes });
+impl AddressSharing for SharedAddress {
+    fn address_share(&self) -> AddressShare {
+        self.share
+    }
+
+    fn claim_service(&mut self, service: ServiceId) -> io::Result<()> {
+        if let Some((_, listeners)) = self.services.get_mut(&service) {
+            *listeners += 1;
+            return Ok(());
         }
-        count
+        let name = Name::Service(service);
+        let listener = self.names.claim(name)?;
+        let number = self.add(Source::Listener(Guarded::new(listener), name))?;
+        self.services.insert(service, (number, 1));
+        Ok(())
+    }
+
+    fn release_service(&mut self, service: ServiceId) {
+        let Some((number, listeners)) = self.services.get_mut(&service) else { return };
+        *listeners -= 1;
+        if *listeners > 0 {
+            return;
+        }
+        let number = *number;
+        self.services.remove(&service);
+        self.remove(number);
+        // Another process may claim the service from now on, so the other processes must connect again.
+        let name = Name::Service(service);
+        self.sources.retain(|_, source| source.inbound_name() != Some(name));
+        self.inbound_count = self.sources.values().filter(|source| source.inbound_name().is_some()).count();
     }
 }

@@ -12,7 +12,8 @@ use nix::sys::socket::MsgFlags;
 
 use super::message::{HELLO_MESSAGE, Message, VERSION};
 use super::token::Token;
-use super::{Guarded, SharedAddress, Source};
+use super::{SharedAddress, Source};
+use crate::link::local::Guarded;
 
 /// The listeners that may have connections.
 #[derive(Debug, Default)]

@@ -2,47 +2,70 @@
 //!
 //! The reader checks all numbers, and copies each message before parsing it. A ring that violates the format ends the
 //! connection.
+//!
+//! [`Writer`] and [`Reader`] are generic over the memory, so that loom checks the order of their accesses in a model of it.
 
 #[cfg(any(all(test, not(loom)), fuzzing))]
 #[allow(unreachable_pub, reason = "fuzz targets call the functions")]
 pub mod fuzzing;
-#[cfg_attr(loom, path = "ring/loom_memory.rs")]
+#[cfg(all(test, loom))]
+mod loom_memory;
+#[cfg(all(test, loom))]
+mod loom_tests;
 mod memory;
 
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-#[cfg(not(loom))]
-use std::sync::atomic::{Ordering, fence};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
 
-#[cfg(loom)]
-use loom::sync::atomic::{Ordering, fence};
-use nix::libc;
+use self::memory::Mapping;
 
-use self::memory::Memory;
-use super::fork::Guarded;
+/// The memory of a ring, which both ends access at the same time: fields, and bytes for messages.
+pub(super) trait RingMemory {
+    /// The type of the counters.
+    type Counter: Atomic<u64>;
+    /// The type of the flags.
+    type Flag: Atomic<u32>;
 
-/// The number of bytes for messages. It is more than twice the receive buffer that Linux grants to an unprivileged process
-/// by default, 416 KiB, which limits the packets in flight of a queue pair.
-const CAPACITY: usize = if cfg!(loom) { 160 } else { 1 << 20 };
+    /// The number of bytes for messages.
+    const CAPACITY: usize;
 
-/// The length of the memory: the fields, then the messages.
-const LENGTH: usize = FIELDS_LEN + CAPACITY;
+    /// The length of a block. The writer continues in the next block only while the ring has unread messages. Otherwise it
+    /// starts again at the first block, so a ring with few messages uses little memory, which stays in the CPU's cache.
+    const BLOCK_LEN: usize;
 
-/// The length of the fields, each of which has its own cache line.
-const FIELDS_LEN: usize = 4096;
+    /// Returns the number of bytes that were written.
+    fn written(&self) -> &Self::Counter;
 
-/// The offset of the number of bytes that were written.
-const WRITTEN: usize = 0;
+    /// Returns the number of bytes that were read.
+    fn read(&self) -> &Self::Counter;
 
-/// The offset of the number of bytes that were read.
-const READ: usize = 128;
+    /// Returns the flag that the reader wants to be woken.
+    fn wants_wakeup(&self) -> &Self::Flag;
 
-/// The offset of the flag that the reader wants to be woken.
-const WANTS_WAKEUP: usize = 256;
+    /// Returns the flag that the reader has opened the ring.
+    fn is_opened(&self) -> &Self::Flag;
 
-/// The offset of the flag that the reader has opened the ring.
-const IS_OPENED: usize = 384;
+    /// Orders the accesses of this thread before the call before those after it, also stores before loads.
+    fn fence(&self);
+
+    /// Copies bytes to a position, up to the end of the memory.
+    fn store(&self, position: u64, bytes: &[u8]);
+
+    /// Copies bytes from a position, up to the end of the memory.
+    fn load(&self, position: u64, out: &mut [u8]);
+
+    /// Makes the kernel allocate the first `end` bytes for messages, of which the first `start` ones are allocated, with
+    /// the fields.
+    fn allocate(&self, start: usize, end: usize) -> io::Result<()>;
+}
+
+/// An atomic integer.
+pub(super) trait Atomic<T> {
+    fn load(&self, order: Ordering) -> T;
+    fn store(&self, value: T, order: Ordering);
+    fn swap(&self, value: T, order: Ordering) -> T;
+}
 
 /// The length of the word before each message: the message's length, or [`SKIP`].
 const WORD_LEN: usize = 8;
@@ -50,19 +73,14 @@ const WORD_LEN: usize = 8;
 /// The word before unused bytes at the end of the memory.
 const SKIP: u64 = u64::MAX;
 
-/// The length of a block. The writer continues in the next block only while the ring has unread messages. Otherwise it starts
-/// again at the first block, so a ring with few messages uses little memory, which stays in the CPU's cache.
-const BLOCK_LEN: usize = if cfg!(loom) { 80 } else { 128 << 10 };
-
 /// The maximum length of a message.
-pub(super) const MAX_MESSAGE_LEN: usize = 1 << 16;
+pub(in crate::link) const MAX_MESSAGE_LEN: usize = 1 << 16;
 
-// The first block is always allocated, so it must have space for each message and the word after it. Tests under loom write
-// shorter messages.
-const _: () = assert!(cfg!(loom) || record_len(MAX_MESSAGE_LEN) < BLOCK_LEN);
+// The first block is always allocated, so it must have space for each message and the word after it.
+const _: () = assert!(record_len(MAX_MESSAGE_LEN) < Mapping::BLOCK_LEN);
 
-fn offset(position: u64) -> usize {
-    position as usize % CAPACITY
+fn offset<M: RingMemory>(position: u64) -> usize {
+    position as usize % M::CAPACITY
 }
 
 /// The number of bytes that a message of this length takes.
@@ -72,11 +90,10 @@ const fn record_len(length: usize) -> usize {
 
 /// The end of a ring that writes messages.
 #[derive(Debug)]
-pub(super) struct Writer {
-    memory: Memory,
-    file: Guarded<File>,
-    /// The number of bytes from the start of the memory that the kernel has allocated. Without memory, an access to the
-    /// others would end the process.
+pub(super) struct Writer<M = Mapping> {
+    memory: M,
+    /// The number of bytes for messages that the kernel has allocated. Without memory, an access to the others would end
+    /// the process.
     allocated: usize,
     written: u64,
     /// A number of bytes that were read. It is updated when the ring seems full, and at the end of a block.
@@ -101,21 +118,20 @@ impl Writer {
     ///
     /// Returns an error if the operating system has no memory or no file descriptor.
     pub(super) fn create() -> io::Result<Writer> {
-        let file = create_file()?;
-        file.set_len(LENGTH as u64)?;
-        // SAFETY: the call changes only the file.
-        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let memory = Memory::map(file.as_fd())?;
-        let mut writer = Writer { memory, file: Guarded::new(file), allocated: 0, written: 0, read: 0 };
-        writer.allocate(FIELDS_LEN + BLOCK_LEN)?;
-        Ok(writer)
+        Writer::new(Mapping::create()?)
     }
 
     /// Returns the file, from which another process opens the [`Reader`].
-    pub(super) fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+    pub(super) fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.memory.file()
+    }
+}
+
+impl<M: RingMemory> Writer<M> {
+    fn new(memory: M) -> io::Result<Writer<M>> {
+        let mut writer = Writer { memory, allocated: 0, written: 0, read: 0 };
+        writer.allocate(M::BLOCK_LEN)?;
+        Ok(writer)
     }
 
     /// Returns the number of bytes that were written.
@@ -125,29 +141,21 @@ impl Writer {
 
     /// Whether the reader has read so much that at least half of the ring is free.
     pub(super) fn is_half_empty(&self) -> bool {
-        let read = self.memory.counter(READ).load(Ordering::Relaxed);
-        self.written.wrapping_sub(read) <= CAPACITY as u64 / 2
+        let read = self.memory.read().load(Ordering::Relaxed);
+        self.written.wrapping_sub(read) <= M::CAPACITY as u64 / 2
     }
 
     /// Whether a process has opened the [`Reader`].
     pub(super) fn is_opened(&self) -> bool {
-        self.memory.flag(IS_OPENED).load(Ordering::Relaxed) != 0
+        self.memory.is_opened().load(Ordering::Relaxed) != 0
     }
 
-    /// Allocates the first `end` bytes of the memory.
+    /// Allocates the first `end` bytes for messages.
     fn allocate(&mut self, end: usize) -> io::Result<()> {
-        if end <= self.allocated {
-            return Ok(());
+        if end > self.allocated {
+            self.memory.allocate(self.allocated, end)?;
+            self.allocated = end;
         }
-        let (start, length) = (self.allocated as libc::off_t, (end - self.allocated) as libc::off_t);
-        // SAFETY: the call changes only the file.
-        while unsafe { libc::fallocate(self.file.as_raw_fd(), 0, start, length) } < 0 {
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(error);
-            }
-        }
-        self.allocated = end;
         Ok(())
     }
 
@@ -164,8 +172,8 @@ impl Writer {
             self.memory.store(self.written, &SKIP.to_ne_bytes());
         } else {
             // The word after the record is allocated, too, because it may become that of skipped bytes.
-            let end = (offset(self.written) + record + WORD_LEN).next_multiple_of(BLOCK_LEN);
-            if self.allocate(FIELDS_LEN + end.min(CAPACITY)).is_err() {
+            let end = (offset::<M>(self.written) + record + WORD_LEN).next_multiple_of(M::BLOCK_LEN);
+            if self.allocate(end.min(M::CAPACITY)).is_err() {
                 return Written::Full;
             }
         }
@@ -177,9 +185,11 @@ impl Writer {
             position += piece.len() as u64;
         }
         self.written = start + record as u64;
-        self.memory.counter(WRITTEN).store(self.written, Ordering::Release);
-        wakeup_fence();
-        let wants_wakeup = self.memory.flag(WANTS_WAKEUP);
+        self.memory.written().store(self.written, Ordering::Release);
+        // The reader has the same fence between its request and its search for messages, so that one of them sees the
+        // other.
+        self.memory.fence();
+        let wants_wakeup = self.memory.wants_wakeup();
         if wants_wakeup.load(Ordering::Relaxed) != 0 && wants_wakeup.swap(0, Ordering::Relaxed) != 0 {
             Written::WakeReader
         } else {
@@ -189,62 +199,41 @@ impl Writer {
 
     /// Lets the next message wake the reader, because it could not be woken.
     pub(super) fn retry_wakeup(&self) {
-        self.memory.flag(WANTS_WAKEUP).store(1, Ordering::Relaxed);
+        self.memory.wants_wakeup().store(1, Ordering::Relaxed);
     }
 
     /// Returns the number of unused bytes before the next record: those to the end of the memory, if the record doesn't
     /// fit there, or if it would be in a new block although the ring is empty.
     fn skipped_len(&mut self, record: usize) -> usize {
-        let offset = offset(self.written);
-        let (to_end, end) = (CAPACITY - offset, offset + record);
-        if end > CAPACITY {
+        let offset = offset::<M>(self.written);
+        let (to_end, end) = (M::CAPACITY - offset, offset + record);
+        if end > M::CAPACITY {
             return to_end;
         }
         // The word after the record must be in the block, too.
-        let is_in_block =
-            offset == 0 || !offset.is_multiple_of(BLOCK_LEN) && offset / BLOCK_LEN == end / BLOCK_LEN;
+        let is_in_block = offset == 0
+            || !offset.is_multiple_of(M::BLOCK_LEN) && offset / M::BLOCK_LEN == end / M::BLOCK_LEN;
         if is_in_block || offset < record {
             return 0;
         }
-        self.read = self.memory.counter(READ).load(Ordering::Acquire);
+        self.read = self.memory.read().load(Ordering::Acquire);
         if self.read == self.written { to_end } else { 0 }
     }
 
     fn has_room(&mut self, length: usize) -> bool {
-        let has_room = |read: u64| self.written.wrapping_sub(read) <= (CAPACITY - length) as u64;
+        let has_room = |read: u64| self.written.wrapping_sub(read) <= (M::CAPACITY - length) as u64;
         if has_room(self.read) {
             return true;
         }
-        self.read = self.memory.counter(READ).load(Ordering::Acquire);
+        self.read = self.memory.read().load(Ordering::Acquire);
         has_room(self.read)
     }
 }
 
-/// Creates an empty file in memory.
-fn create_file() -> io::Result<File> {
-    let create = |flags| {
-        // SAFETY: the name is a string.
-        unsafe { libc::memfd_create(c"adverb".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | flags) }
-    };
-    // Linux 6.3 and later want to know that the file is not executable. Earlier versions refuse the flag.
-    let descriptor = match create(libc::MFD_NOEXEC_SEAL) {
-        refused if refused < 0 => create(0),
-        descriptor => descriptor,
-    };
-    if descriptor < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was just opened.
-    Ok(File::from(unsafe { OwnedFd::from_raw_fd(descriptor) }))
-}
-
-/// The seals of the file: no process can change its size, so that the memory stays accessible.
-const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-
 /// The end of a ring that reads messages.
 #[derive(Debug)]
-pub(super) struct Reader {
-    memory: Memory,
+pub(super) struct Reader<M = Mapping> {
+    memory: M,
     read: u64,
     /// The number of written bytes when the reader last looked at it.
     written: u64,
@@ -263,40 +252,43 @@ impl Reader {
     ///
     /// Returns an error if the file isn't that of a ring, or the operating system has no memory.
     pub(super) fn open(file: OwnedFd) -> io::Result<Reader> {
-        let file = File::from(file);
-        // SAFETY: the call only reads.
-        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-        // A file without these seals could be truncated, and an access to its memory would then end this process.
-        if seals < 0 || seals & SEALS != SEALS || file.metadata()?.len() != LENGTH as u64 {
-            return Err(io::ErrorKind::InvalidData.into());
-        }
-        let memory = Memory::map(file.as_fd())?;
-        memory.flag(IS_OPENED).store(1, Ordering::Relaxed);
-        Ok(Reader { memory, read: 0, written: 0, is_closed: false })
+        Ok(Reader::new(Mapping::open(file)?))
+    }
+}
+
+impl<M: RingMemory> Reader<M> {
+    fn new(memory: M) -> Reader<M> {
+        memory.is_opened().store(1, Ordering::Relaxed);
+        Reader { memory, read: 0, written: 0, is_closed: false }
     }
 
     /// Ignores messages that are written from now on.
     pub(super) fn close(&mut self) {
-        self.written = self.memory.counter(WRITTEN).load(Ordering::Acquire);
+        self.written = self.memory.written().load(Ordering::Acquire);
         self.is_closed = true;
     }
 
-    /// Sets whether the writer wakes the reader. After a call with `true`, the caller must execute a [`wakeup_fence`] and
-    /// then look for messages.
+    /// Sets whether the writer wakes the reader. After a call with `true`, the caller must execute a
+    /// [fence](Reader::wakeup_fence) and then look for messages.
     #[inline]
     pub(super) fn set_wants_wakeup(&self, wanted: bool) {
-        let flag = self.memory.flag(WANTS_WAKEUP);
+        let flag = self.memory.wants_wakeup();
         // The memory usually has the value, and writing to it would take longer.
         if (flag.load(Ordering::Relaxed) != 0) != wanted {
             flag.store(wanted.into(), Ordering::Relaxed);
         }
     }
 
+    /// Orders requests for wake-ups, of this ring and of others, before the search for messages that follows them.
+    pub(super) fn wakeup_fence(&self) {
+        self.memory.fence();
+    }
+
     /// Whether the ring has a message, or is broken.
     #[inline]
     pub(super) fn is_readable(&mut self) -> bool {
         if self.read == self.written && !self.is_closed {
-            self.written = self.memory.counter(WRITTEN).load(Ordering::Acquire);
+            self.written = self.memory.written().load(Ordering::Acquire);
         }
         self.read != self.written
     }
@@ -313,12 +305,12 @@ impl Reader {
             return Ok(None);
         }
         let available = self.written.wrapping_sub(self.read);
-        if available > CAPACITY as u64 {
+        if available > M::CAPACITY as u64 {
             return Err(Broken);
         }
         let available = available as usize;
         let mut word = [0; WORD_LEN];
-        let to_end = CAPACITY - offset(self.read);
+        let to_end = M::CAPACITY - offset::<M>(self.read);
         self.memory.load(self.read, &mut word);
         let mut start = self.read;
         let mut available = available;
@@ -328,33 +320,30 @@ impl Reader {
             self.memory.load(start, &mut word);
         }
         let length = usize::try_from(u64::from_ne_bytes(word)).map_err(|_| Broken)?;
-        if length > out.len() || record_len(length) > available.min(CAPACITY - offset(start)) {
+        if length > out.len() || record_len(length) > available.min(M::CAPACITY - offset::<M>(start)) {
             return Err(Broken);
         }
         self.memory.load(start + WORD_LEN as u64, &mut out[..length]);
         self.read = start + record_len(length) as u64;
-        self.memory.counter(READ).store(self.read, Ordering::Release);
+        self.memory.read().store(self.read, Ordering::Release);
         Ok(Some(length))
     }
 }
-
-/// Orders a request for wake-ups before the search for messages that follows it. The writer has the same fence between
-/// a message and its look at the request, so that one of them sees the other.
-pub(super) fn wakeup_fence() {
-    fence(Ordering::SeqCst);
-}
-
-#[cfg(all(test, loom))]
-mod loom_tests;
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
+    const CAPACITY: usize = Mapping::CAPACITY;
+
+    fn offset(position: u64) -> usize {
+        super::offset::<Mapping>(position)
+    }
+
     fn ring() -> (Writer, Reader) {
         let writer = Writer::create().unwrap();
         assert!(!writer.is_opened());
-        let reader = Reader::open(writer.file().try_clone_to_owned().unwrap()).unwrap();
+        let reader = Reader::open(writer.file().unwrap().try_clone_to_owned().unwrap()).unwrap();
         assert!(writer.is_opened());
         (writer, reader)
     }
@@ -392,7 +381,7 @@ mod tests {
         let (mut writer, mut reader) = ring();
         let (bytes, mut out) = ([7; 1000], vec![0; MAX_MESSAGE_LEN]);
         for _ in 0..10_000 {
-            assert!(offset(writer.written) <= BLOCK_LEN);
+            assert!(offset(writer.written) <= Mapping::BLOCK_LEN);
             assert_eq!(writer.write(std::iter::once(&bytes[..])), Written::Done);
             assert_eq!(reader.read(&mut out), Ok(Some(1000)));
         }
@@ -453,7 +442,7 @@ mod tests {
         ] {
             let (writer, mut reader) = ring();
             writer.memory.store(0, &word.to_ne_bytes());
-            writer.memory.counter(WRITTEN).store(written, Ordering::Release);
+            writer.memory.written().store(written, Ordering::Release);
             assert_eq!(reader.read(&mut out), Err(Broken), "{written} {word}");
         }
     }
@@ -466,8 +455,8 @@ mod tests {
             let bytes = vec![7; length];
             let (mut writer, mut reader) = ring();
             for number in 0..100_000 / record_len(length) * 64 {
-                let next = FIELDS_LEN + offset(writer.written) + WORD_LEN;
-                assert!(next <= writer.allocated.min(LENGTH), "{length}: {next} > {}", writer.allocated);
+                let next = offset(writer.written) + WORD_LEN;
+                assert!(next <= writer.allocated.min(CAPACITY), "{length}: {next} > {}", writer.allocated);
                 if writer.write(std::iter::once(&bytes[..])) == Written::Full || number % 1000 == 999 {
                     while reader.read(&mut out).unwrap().is_some() {}
                 }
@@ -483,24 +472,5 @@ mod tests {
         reader.close();
         writer.write(std::iter::once(&b"after"[..]));
         assert_eq!((reader.read(&mut out), reader.read(&mut out)), (Ok(Some(6)), Ok(None)));
-    }
-
-    #[test]
-    fn other_files_are_no_rings() {
-        let file = File::open("/dev/null").unwrap();
-        assert!(Reader::open(file.into()).is_err());
-        let seal = |length: usize, seals: libc::c_int| {
-            let file = create_file().unwrap();
-            file.set_len(length as u64).unwrap();
-            // SAFETY: the call changes only the file.
-            assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) }, 0);
-            Reader::open(file.into()).is_ok()
-        };
-        assert!(seal(LENGTH, SEALS));
-        assert!(!seal(LENGTH - 1, SEALS));
-        assert!(!seal(LENGTH, SEALS & !libc::F_SEAL_SHRINK));
-        assert!(!seal(LENGTH, 0));
-        let (writer, _reader) = ring();
-        assert!(writer.file.set_len(0).is_err());
     }
 }

@@ -5,6 +5,12 @@
 
 use super::*;
 
+const CAPACITY: usize = Mapping::CAPACITY;
+
+fn offset(position: u64) -> usize {
+    super::offset::<Mapping>(position)
+}
+
 /// The steps, read from bytes. All values are 0 after the last byte.
 struct Steps<'a>(&'a [u8]);
 
@@ -51,7 +57,8 @@ impl Steps<'_> {
 /// A correct ring, before one end violates the format.
 fn ring() -> (Writer, Reader) {
     let writer = Writer::create().expect("the system has memory for a ring");
-    let reader = Reader::open(writer.file().try_clone_to_owned().expect("a descriptor is free"));
+    let file = writer.file().expect("a writer has the file");
+    let reader = Reader::open(file.try_clone_to_owned().expect("a descriptor is free"));
     (writer, reader.expect("the file is that of a ring"))
 }
 
@@ -69,9 +76,9 @@ pub fn hostile_writer(bytes: &[u8]) {
         match steps.byte() % 8 {
             0 => {
                 let written = steps.position(reader.read);
-                writer.memory.counter(WRITTEN).store(written, Ordering::Release);
+                writer.memory.written().store(written, Ordering::Release);
             }
-            1 => writer.memory.counter(READ).store(steps.word(), Ordering::Relaxed),
+            1 => writer.memory.read().store(steps.word(), Ordering::Relaxed),
             2 => {
                 // The word of the next message, of the first one, or any other.
                 let position = [reader.read, 0, steps.word()][usize::from(steps.byte() % 3)];
@@ -82,7 +89,7 @@ pub fn hostile_writer(bytes: &[u8]) {
                 let message = vec![7; steps.length()];
                 writer.write(std::iter::once(&message[..]));
             }
-            4 => writer.memory.flag(WANTS_WAKEUP).store(steps.word() as u32, Ordering::Relaxed),
+            4 => writer.memory.wants_wakeup().store(steps.word() as u32, Ordering::Relaxed),
             5 => match steps.byte() % 16 {
                 0 => reader.close(),
                 wanted => reader.set_wants_wakeup(wanted % 2 == 0),
@@ -108,7 +115,7 @@ pub fn hostile_writer(bytes: &[u8]) {
                 if let Some(length) = length {
                     assert!(length <= capacity);
                     assert!(offset(reader.read - record) + record as usize <= CAPACITY);
-                    assert_eq!(reader.memory.counter(READ).load(Ordering::Relaxed), reader.read);
+                    assert_eq!(reader.memory.read().load(Ordering::Relaxed), reader.read);
                 }
             }
         }
@@ -130,42 +137,42 @@ pub fn hostile_reader(bytes: &[u8]) {
         match steps.byte() % 8 {
             0 => {
                 let read = steps.position(writer.written);
-                reader.memory.counter(READ).store(read, Ordering::Release);
+                reader.memory.read().store(read, Ordering::Release);
             }
             // A correct reader has read all messages.
-            1 => reader.memory.counter(READ).store(writer.written, Ordering::Release),
+            1 => reader.memory.read().store(writer.written, Ordering::Release),
             2 => {
                 let position = [writer.written, 0, steps.word()][usize::from(steps.byte() % 3)];
                 reader.memory.store(position & !(WORD_LEN as u64 - 1), &steps.message_word().to_ne_bytes());
             }
-            3 => reader.memory.flag(WANTS_WAKEUP).store(steps.word() as u32, Ordering::Relaxed),
+            3 => reader.memory.wants_wakeup().store(steps.word() as u32, Ordering::Relaxed),
             4 => match steps.byte() % 4 {
-                0 => reader.memory.flag(IS_OPENED).store(steps.word() as u32, Ordering::Relaxed),
-                1 => reader.memory.counter(WRITTEN).store(steps.word(), Ordering::Relaxed),
+                0 => reader.memory.is_opened().store(steps.word() as u32, Ordering::Relaxed),
+                1 => reader.memory.written().store(steps.word(), Ordering::Relaxed),
                 2 => writer.retry_wakeup(),
                 _ => _ = (writer.is_half_empty(), writer.is_opened()),
             },
             _ => {
                 let length = steps.length();
                 let at = usize::from(steps.byte()).min(length);
-                let (start, read) = (writer.written, reader.memory.counter(READ).load(Ordering::Relaxed));
-                let wants_wakeup = reader.memory.flag(WANTS_WAKEUP).load(Ordering::Relaxed) != 0;
+                let (start, read) = (writer.written, reader.memory.read().load(Ordering::Relaxed));
+                let wants_wakeup = reader.memory.wants_wakeup().load(Ordering::Relaxed) != 0;
                 let (head, tail) = message[..length].split_at(at);
                 let written = writer.write([head, tail].into_iter());
-                let next = FIELDS_LEN + offset(writer.written) + WORD_LEN;
-                assert!(next <= writer.allocated && writer.allocated <= LENGTH, "{next}");
+                let next = offset(writer.written) + WORD_LEN;
+                assert!(next <= writer.allocated && writer.allocated <= CAPACITY, "{next}");
                 if written == Written::Full {
                     assert_eq!(writer.written, start);
                     continue;
                 }
                 assert_eq!(written == Written::WakeReader, wants_wakeup);
-                assert_eq!(writer.memory.counter(WRITTEN).load(Ordering::Relaxed), writer.written);
-                assert_eq!(writer.memory.counter(READ).load(Ordering::Relaxed), read);
+                assert_eq!(writer.memory.written().load(Ordering::Relaxed), writer.written);
+                assert_eq!(writer.memory.read().load(Ordering::Relaxed), read);
                 let record = record_len(length);
                 let skipped = writer.written - start - record as u64;
                 assert!(skipped == 0 || skipped == (CAPACITY - offset(start)) as u64, "{skipped}");
                 let position = writer.written - record as u64;
-                assert!(FIELDS_LEN + offset(position) + record <= writer.allocated);
+                assert!(offset(position) + record <= writer.allocated);
                 let mut word = [0; WORD_LEN];
                 writer.memory.load(position, &mut word);
                 assert_eq!(u64::from_ne_bytes(word), length as u64);

@@ -59,49 +59,48 @@ fn receive_until(process: &mut SharedAddress, is_done: impl Fn(&SharedAddress, u
 fn packets_to_a_process_that_does_not_open_its_ring_go_over_udp() {
     let (mut sender, mut receiver) = two_processes(6);
     let (mut sent, start) = (0, Instant::now());
-    while send(&mut sender, receiver.share()) == Delivery::Accepted {
+    while send(&mut sender, receiver.address_share()) == Delivery::Accepted {
         sent += 1;
         assert!(start.elapsed() < TEST_TIMEOUT, "{sent} packets are in the ring");
         std::thread::sleep(Duration::from_millis(5));
     }
     assert!(sent > 0);
-    assert_eq!(send(&mut sender, receiver.share()), Delivery::OverUdp);
+    assert_eq!(send(&mut sender, receiver.address_share()), Delivery::OverUdp);
     // The packets in the ring are not lost, and the ring is used again.
     receive_until(&mut receiver, |_, count| count == sent);
-    assert_eq!(send(&mut sender, receiver.share()), Delivery::Accepted);
+    assert_eq!(send(&mut sender, receiver.address_share()), Delivery::Accepted);
     assert_eq!(receive_until(&mut receiver, |_, count| count > 0), 1);
 }
 
 #[test]
 fn a_broken_ring_is_replaced() {
     let (mut sender, mut receiver) = two_processes(7);
-    assert_eq!(send(&mut sender, receiver.share()), Delivery::Accepted);
+    assert_eq!(send(&mut sender, receiver.address_share()), Delivery::Accepted);
     receive_until(&mut receiver, |_, count| count == 1);
-    let SharedAddress { outbound, names, readiness, .. } = &mut sender;
-    outbound.write(names, readiness, receiver.share(), 1, std::iter::once(&b"no message"[..]));
+    let message = std::iter::once(&b"no message"[..]);
+    let sent = sender.rings.send(receiver.address_share(), 1, message, || panic!("the ring is open"));
+    assert_eq!(sent, Delivery::Accepted);
     receive_until(&mut receiver, |receiver, _| !receiver.has_rings());
     // The sender finds that the connection is closed.
-    receive_until(&mut sender, |sender, _| !sender.outbound.has_ring(receiver.share()));
-    assert_eq!(send(&mut sender, receiver.share()), Delivery::Accepted);
+    receive_until(&mut sender, |sender, _| !sender.rings.has_writer(receiver.address_share()));
+    assert_eq!(send(&mut sender, receiver.address_share()), Delivery::Accepted);
     assert_eq!(receive_until(&mut receiver, |_, count| count > 0), 1);
 }
 
 #[test]
 fn a_wakeup_is_sent_once_until_it_is_read() {
     let (mut sender, mut receiver) = two_processes(5);
-    assert_eq!(send(&mut sender, receiver.share()), Delivery::Accepted);
+    assert_eq!(send(&mut sender, receiver.address_share()), Delivery::Accepted);
     receive_until(&mut receiver, |_, count| count == 1);
     let mut buffer = [0; 16];
     let mut wakeups = 0;
     for _ in 0..1000 {
-        assert_eq!(send(&mut sender, receiver.share()), Delivery::Accepted);
-        let SharedAddress { rings, .. } = &mut receiver;
-        while rings[0].reader.read(&mut [0; MAX_MESSAGE_LEN]).unwrap().is_some() {}
-        receiver.request_wakeups();
+        assert_eq!(send(&mut sender, receiver.address_share()), Delivery::Accepted);
+        receiver.rings.read_and_prepare_sleep();
     }
-    let source = receiver.rings[0].source;
+    let source = receiver.rings.first_reader();
     let Some(Source::Inbound(stream, _)) = receiver.sources.get(&source) else { panic!("no connection") };
-    while let Ok((1, _)) = files::receive(stream, &mut buffer) {
+    while let Ok((1, _)) = receive_files(stream, &mut buffer) {
         wakeups += 1;
     }
     assert_eq!(wakeups, 1);
@@ -125,7 +124,7 @@ fn a_process_joins_however_many_others_join_before_it() {
         started.recv().unwrap();
         let opened = open(9);
         is_done.store(true, std::sync::atomic::Ordering::Relaxed);
-        assert_eq!(opened.unwrap().share(), AddressShare::FIRST);
+        assert_eq!(opened.unwrap().address_share(), AddressShare::FIRST);
     });
 }
 
@@ -164,7 +163,7 @@ fn a_process_that_can_not_ask_another_one_has_no_sockets_in_its_place() {
         connections.push(holder);
     }
     let shared = open(4).unwrap();
-    assert_eq!((shared.share().index(), shared.lower.len()), (1, 0));
+    assert_eq!((shared.address_share().index(), shared.lower.len()), (1, 0));
 }
 
 #[test]
@@ -183,7 +182,7 @@ fn a_process_with_another_version_gets_no_sockets() {
         let (mut buffer, start) = ([0; 16], Instant::now());
         loop {
             first.receive(1, &mut |_| {});
-            if let Ok((length, files)) = files::receive(&stream, &mut buffer) {
+            if let Ok((length, files)) = receive_files(&stream, &mut buffer) {
                 return (buffer[..length].to_vec(), files.len());
             }
             assert!(start.elapsed() < TEST_TIMEOUT, "no response");
@@ -224,6 +223,6 @@ fn packets_to_an_absent_process_cost_no_lookup_until_some_time_has_passed() {
     }
     assert!(count > 1, "the process was looked for with each packet");
     assert_eq!((accepted.len(), first.passed_packets()), (1, (1, 0)));
-    assert_eq!(files::receive(&accepted[0], &mut buffer).unwrap().0, HELLO_MESSAGE.len());
-    assert!(files::receive(&accepted[0], &mut buffer).unwrap().0 > bytes.len());
+    assert_eq!(receive_files(&accepted[0], &mut buffer).unwrap().0, HELLO_MESSAGE.len());
+    assert!(receive_files(&accepted[0], &mut buffer).unwrap().0 > bytes.len());
 }

@@ -15,7 +15,7 @@ use nix::libc;
 
 /// A socket or another file that is replaced in a forked child.
 #[derive(Debug)]
-pub(in crate::link::udp) struct Guarded<T> {
+pub(in crate::link) struct Guarded<T> {
     // The guard is dropped first: after the socket is closed, its number may belong to another file.
     _guard: Guard,
     socket: T,
@@ -23,14 +23,14 @@ pub(in crate::link::udp) struct Guarded<T> {
 
 impl<T: AsFd> Guarded<T> {
     /// Guards a socket.
-    pub(in crate::link::udp) fn new(socket: T) -> Guarded<T> {
+    pub(in crate::link) fn new(socket: T) -> Guarded<T> {
         Guarded { _guard: Guard::new(socket.as_fd().as_raw_fd()), socket }
     }
 }
 
 impl<T> Guarded<T> {
     /// Returns the socket.
-    pub(in crate::link::udp) const fn socket(&self) -> &T {
+    pub(in crate::link) const fn socket(&self) -> &T {
         &self.socket
     }
 }
