@@ -105,7 +105,7 @@ impl Command {
 fn main() -> ExitCode {
     match Cli::parse().command.run() {
         Ok(code) => code,
-        Err(error) => report::failure(&error),
+        Err(error) => report::failure(error),
     }
 }
 

@@ -5,22 +5,25 @@ use core::time::Duration;
 
 use crate::credits::RESERVED_RECEIVES;
 
-/// The maximum of each count in a [`Config`].
+/// The maximum of each count in a [`BrokerConfig`].
 pub const MAX_COUNT: u16 = 1 << 14;
+
+/// The maximum number of peers: request ids have 16 bits for them.
+pub(crate) const MAX_PEERS: usize = 1 << 16;
 
 /// The sizes of a broker's queues and rings, which are the same for each peer.
 ///
 /// ```
-/// use adverb_cluster_proto::Config;
+/// use adverb_cluster_proto::BrokerConfig;
 ///
-/// let config = Config { send_slots: 4, recv_slots: 4, slot_size: 256, ..Config::default() };
+/// let config = BrokerConfig { send_slots: 4, recv_slots: 4, slot_size: 256, ..BrokerConfig::default() };
 /// config.validate()?;
 /// // Four slots to send, four to receive, two for credit messages, and one for a leave message.
 /// assert_eq!(config.message_bytes_per_peer(), 11 * 256);
 /// # Ok::<(), adverb_cluster_proto::ConfigError>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Config {
+pub struct BrokerConfig {
     /// The number of send slots per peer. A slot is in use until the NIC has sent its message.
     pub send_slots: u16,
     /// The number of messages from a peer that the broker accepts before the application releases one.
@@ -42,9 +45,9 @@ pub struct Config {
 }
 
 /// 64 slots of 4 KiB in each direction, 128 requests, a doorbell per 32 requests, and a keepalive of 1 s.
-impl Default for Config {
-    fn default() -> Config {
-        Config {
+impl Default for BrokerConfig {
+    fn default() -> BrokerConfig {
+        BrokerConfig {
             send_slots: 64,
             recv_slots: 64,
             slot_size: 4096,
@@ -57,8 +60,12 @@ impl Default for Config {
     }
 }
 
-impl Config {
+impl BrokerConfig {
     /// Checks that each number is in its range.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ConfigError::OutOfRange`] and [`ConfigError::ZeroKeepalive`].
     pub fn validate(&self) -> Result<(), ConfigError> {
         let counts = [
             ("send_slots", self.send_slots),
@@ -70,11 +77,13 @@ impl Config {
         ];
         for (field, count) in counts {
             if count == 0 || count > MAX_COUNT {
-                return Err(ConfigError::OutOfRange { field, max: u32::from(MAX_COUNT) });
+                let (requested, max) = (count.into(), MAX_COUNT.into());
+                return Err(ConfigError::OutOfRange { field, requested, max });
             }
         }
-        if self.slot_size == 0 || self.slot_size > i32::MAX as u32 {
-            return Err(ConfigError::OutOfRange { field: "slot_size", max: i32::MAX as u32 });
+        let (requested, max) = (self.slot_size, i32::MAX as u32);
+        if requested == 0 || requested > max {
+            return Err(ConfigError::OutOfRange { field: "slot_size", requested, max });
         }
         if self.keepalive.is_some_and(|interval| interval.is_zero()) {
             return Err(ConfigError::ZeroKeepalive);
@@ -110,9 +119,11 @@ impl Config {
 pub enum ConfigError {
     /// A number is zero or exceeds its maximum.
     OutOfRange {
-        /// The field of [`Config`].
+        /// The field of the configuration.
         field: &'static str,
-        /// The maximum.
+        /// The number.
+        requested: u32,
+        /// The maximum. The minimum is 1.
         max: u32,
     },
     /// The keepalive interval is zero.
@@ -121,6 +132,8 @@ pub enum ConfigError {
     TooManyPeers {
         /// The requested number.
         requested: usize,
+        /// The maximum.
+        max: usize,
     },
     /// The message slots are too small for the headers of calls, or for the keys of an arena.
     SlotTooSmall {
@@ -131,20 +144,29 @@ pub enum ConfigError {
     },
 }
 
+impl ConfigError {
+    /// Returns an action that may solve the problem, if one is known.
+    pub const fn hint(&self) -> Option<&'static str> {
+        match self {
+            ConfigError::ZeroKeepalive => Some("use `None` to disable the keepalive"),
+            ConfigError::SlotTooSmall { .. } => Some("use a larger `slot_size` at all members"),
+            ConfigError::OutOfRange { .. } | ConfigError::TooManyPeers { .. } => None,
+        }
+    }
+}
+
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ConfigError::OutOfRange { field, max } => {
-                write!(f, "the broker's {field} is out of range: use 1 to {max}")
+            ConfigError::OutOfRange { field, requested, max } => {
+                write!(f, "`{field}` of the configuration is {requested}, but must be from 1 to {max}")
             }
-            ConfigError::ZeroKeepalive => {
-                f.write_str("the broker's keepalive interval is zero: use None to disable it")
-            }
-            ConfigError::TooManyPeers { requested } => {
-                write!(f, "a broker cannot have {requested} peers: the maximum is 65536")
+            ConfigError::ZeroKeepalive => f.write_str("the broker's keepalive interval is zero"),
+            ConfigError::TooManyPeers { requested, max } => {
+                write!(f, "a broker with {requested} peers exceeds the maximum of {max}")
             }
             ConfigError::SlotTooSmall { size, min } => {
-                write!(f, "the broker's slot_size of {size} bytes is too small: use at least {min}")
+                write!(f, "the broker's `slot_size` of {size} bytes is below the minimum of {min} bytes")
             }
         }
     }
@@ -152,26 +174,28 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
+const _: () = assert!(size_of::<ConfigError>() <= 64);
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn limits_are_checked() {
-        assert_eq!(Config::default().validate(), Ok(()));
-        let config = Config { send_slots: 0, ..Config::default() };
+        assert_eq!(BrokerConfig::default().validate(), Ok(()));
+        let config = BrokerConfig { send_slots: 0, ..BrokerConfig::default() };
         assert!(matches!(config.validate(), Err(ConfigError::OutOfRange { field: "send_slots", .. })));
-        let config = Config { recv_slots: MAX_COUNT + 1, ..Config::default() };
+        let config = BrokerConfig { recv_slots: MAX_COUNT + 1, ..BrokerConfig::default() };
         assert!(matches!(config.validate(), Err(ConfigError::OutOfRange { field: "recv_slots", .. })));
-        let config = Config { keepalive: Some(Duration::ZERO), ..Config::default() };
+        let config = BrokerConfig { keepalive: Some(Duration::ZERO), ..BrokerConfig::default() };
         assert_eq!(config.validate(), Err(ConfigError::ZeroKeepalive));
     }
 
     #[test]
     fn the_smallest_ring_limits_the_signal_interval() {
-        let config = Config { send_slots: 1, ..Config::default() };
+        let config = BrokerConfig { send_slots: 1, ..BrokerConfig::default() };
         assert_eq!(config.effective_signal_interval(), 1);
-        let config = Config { send_slots: 5, signal_interval: 100, ..Config::default() };
+        let config = BrokerConfig { send_slots: 5, signal_interval: 100, ..BrokerConfig::default() };
         assert_eq!(config.effective_signal_interval(), 3);
     }
 }

@@ -2,7 +2,7 @@
 
 use core::fmt;
 
-use crate::PeerId;
+use crate::{PeerId, Phase};
 
 /// The reason why a request was refused. A refused request has no effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,11 +28,17 @@ pub enum PostError {
         /// The peer.
         peer: PeerId,
     },
-    /// The message is longer than a slot, or the batch is longer than the request queue, or has more WRITEs with immediate data
-    /// than there are receive slots.
-    TooLong {
-        /// The requested number of bytes or transfers.
-        requested: usize,
+    /// The message is longer than a slot.
+    MessageTooLong {
+        /// The length of the message in bytes.
+        len: usize,
+        /// The maximum.
+        max: usize,
+    },
+    /// The batch is longer than the request queue, or has more WRITEs with immediate data than there are receive slots.
+    BatchTooLong {
+        /// The number of transfers.
+        len: usize,
         /// The maximum.
         max: usize,
     },
@@ -61,30 +67,55 @@ pub enum PostError {
     },
 }
 
+impl PostError {
+    /// Returns an action that may solve the problem, if one is known.
+    pub const fn hint(&self) -> Option<&'static str> {
+        match self {
+            PostError::NotOpen { .. } => Some(
+                "post requests after `Event::SessionOpened`; `Cluster::status` returns the reason why a member has no \
+                 session; a member has no session with itself",
+            ),
+            PostError::StaleEpoch { .. } => Some("request a new address from the peer, which has restarted"),
+            PostError::WouldBlock { .. } => Some("poll, and try again after `Event::Unblocked`"),
+            PostError::MessageTooLong { .. } => Some("use a larger `slot_size` at all members"),
+            PostError::BatchTooLong { .. } => {
+                Some("divide the batch, or use a larger `queue_depth` or `recv_slots`")
+            }
+            PostError::TooManyCalls { .. } => {
+                Some("poll, and try again after the end of a call; or use a larger `max_calls`")
+            }
+            PostError::EmptyBatch
+            | PostError::OutOfBounds { .. }
+            | PostError::InvalidAtomic
+            | PostError::RequestEnded { .. } => None,
+        }
+    }
+
+    /// Whether the same request can succeed later: a session may be established, or resources may become free.
+    pub const fn is_retryable(&self) -> bool {
+        matches!(
+            self,
+            PostError::NotOpen { .. } | PostError::WouldBlock { .. } | PostError::TooManyCalls { .. }
+        )
+    }
+}
+
 impl fmt::Display for PostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            PostError::NotOpen { peer } => write!(
-                f,
-                "the broker has no open session with {peer}\n  hint: post requests after `Event::SessionOpened`; a member has \
-                 no session with itself"
-            ),
+            PostError::NotOpen { peer } => write!(f, "the broker has no open session with {peer}"),
             PostError::StaleEpoch { peer, current, requested } => write!(
                 f,
-                "the remote memory belongs to epoch {requested} of {peer}, which is now at epoch {current}\n  hint: request \
-                 a new address from the peer, which has restarted"
+                "the remote memory belongs to epoch {requested} of {peer}, which is now at epoch {current}"
             ),
-            PostError::WouldBlock { peer } => write!(
-                f,
-                "the send slots, the credits or the request queue of {peer} are exhausted\n  hint: poll, and try again after \
-                 `Event::Unblocked`"
-            ),
-            PostError::TooLong { requested, max } => {
-                write!(
-                    f,
-                    "the message or batch has a length of {requested}: the maximum is {max}\n  hint: use a larger \
-                     `slot_size` for messages, or a larger `queue_depth` or `recv_slots` for batches"
-                )
+            PostError::WouldBlock { peer } => {
+                write!(f, "the send slots, the credits or the request queue of {peer} are exhausted")
+            }
+            PostError::MessageTooLong { len, max } => {
+                write!(f, "a message of {len} bytes exceeds the maximum of {max} bytes")
+            }
+            PostError::BatchTooLong { len, max } => {
+                write!(f, "a batch with {len} transfers exceeds the maximum of {max}")
             }
             PostError::EmptyBatch => f.write_str("the batch contains no transfer"),
             PostError::OutOfBounds { requested, size } => {
@@ -93,9 +124,7 @@ impl fmt::Display for PostError {
             PostError::InvalidAtomic => {
                 f.write_str("an atomic needs eight local bytes, and eight remote bytes at an aligned address")
             }
-            PostError::TooManyCalls { peer, max } => {
-                write!(f, "{max} calls to {peer} are outstanding: wait for a reply, and try again")
-            }
+            PostError::TooManyCalls { peer, max } => write!(f, "{max} calls to {peer} are outstanding"),
             PostError::RequestEnded { peer } => {
                 write!(f, "the request of {peer} was already answered or cancelled, or its session has ended")
             }
@@ -119,7 +148,7 @@ pub enum SessionError {
         /// The peer.
         peer: PeerId,
         /// The phase that the call needs.
-        expected: &'static str,
+        expected: Phase,
     },
     /// The epoch is smaller than that of the open session with the peer.
     StaleEpoch {
@@ -137,6 +166,24 @@ pub enum SessionError {
     },
 }
 
+impl SessionError {
+    /// Returns an action that may solve the problem, if one is known.
+    pub const fn hint(&self) -> Option<&'static str> {
+        match self {
+            SessionError::StaleEpoch { .. } => Some(
+                "stop the other run of the peer, or correct the clock of the peer's host; if that run has ended, its \
+                 session ends soon",
+            ),
+            _ => None,
+        }
+    }
+
+    /// Whether the same call can succeed later: the session with a newer run of the peer may end.
+    pub const fn is_retryable(&self) -> bool {
+        matches!(self, SessionError::StaleEpoch { .. })
+    }
+}
+
 impl fmt::Display for SessionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -145,11 +192,7 @@ impl fmt::Display for SessionError {
                 write!(f, "the session with {peer} is not {expected}")
             }
             SessionError::StaleEpoch { peer, newest, requested } => {
-                write!(
-                    f,
-                    "a session with epoch {newest} of {peer} is open, and epoch {requested} is older\n  hint: stop the \
-                     other run of the peer; if it has ended, its session ends soon"
-                )
+                write!(f, "a session with epoch {newest} of {peer} is open, and epoch {requested} is older")
             }
             SessionError::InvalidCredits { peer } => {
                 write!(f, "{peer} granted an invalid number of credits")
@@ -159,3 +202,5 @@ impl fmt::Display for SessionError {
 }
 
 impl std::error::Error for SessionError {}
+
+const _: () = assert!(size_of::<PostError>() <= 64 && size_of::<SessionError>() <= 64);

@@ -18,7 +18,7 @@
 //! # Order and batching
 //!
 //! The requests to a peer are posted in the order of the calls. They wait until there are
-//! [`doorbell_batch`](Config::doorbell_batch) of them, or until a flush. A driver's poll passes on the completions,
+//! [`doorbell_batch`](BrokerConfig::doorbell_batch) of them, or until a flush. A driver's poll passes on the completions,
 //! delivers the events, and then [flushes all peers](Broker::flush_all).
 //!
 //! # Flow control
@@ -35,13 +35,13 @@
 //! connection.
 //!
 //! ```
-//! use adverb_cluster_proto::{Broker, Config, PeerId, Post};
+//! use adverb_cluster_proto::{Broker, BrokerConfig, PeerId, Post};
 //! use adverb_proto::Time;
 //! use adverb_proto::types::SendOperation;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let peer = PeerId(0);
-//! let mut broker = Broker::new(Config::default(), 1)?;
+//! let mut broker = Broker::new(BrokerConfig::default(), 1)?;
 //!
 //! // The driver creates a queue pair, posts the receives, and exchanges credits and epochs with the peer.
 //! let credits = broker.prepare(peer)?;
@@ -80,7 +80,7 @@ mod types;
 mod wr_id;
 
 pub use broker::{Broker, MemoryUse};
-pub use config::{Config, ConfigError, MAX_COUNT};
+pub use config::{BrokerConfig, ConfigError, MAX_COUNT};
 pub use credits::RESERVED_RECEIVES;
 pub use error::{PostError, SessionError};
 pub use remote_ptr::{RemotePtr, RemotePtrError};

@@ -160,6 +160,21 @@ impl RemotePtr {
     }
 }
 
+impl RemotePtrError {
+    /// Returns an action that may solve the problem, if one is known.
+    pub const fn hint(&self) -> Option<&'static str> {
+        match self {
+            RemotePtrError::StaleEpoch { .. } => {
+                Some("request a new pointer from the member, which has restarted")
+            }
+            RemotePtrError::UnknownSegment { .. } => {
+                Some("the member publishes its arena with `Broker::publish`")
+            }
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for RemotePtrError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -175,15 +190,13 @@ impl fmt::Display for RemotePtrError {
             RemotePtrError::StaleEpoch { epoch, current } => {
                 write!(
                     f,
-                    "the remote pointer is stale: its epoch is {epoch}, but the member is in epoch {current}\n  hint: \
-                     request a new pointer from the member, which has restarted"
+                    "the remote pointer is stale: its epoch is {epoch}, but the member is in epoch {current}"
                 )
             }
             RemotePtrError::UnknownSegment { segment } => {
                 write!(
                     f,
-                    "the remote pointer is to segment {segment}, which the member has not announced or has withdrawn\n  \
-                     hint: the member publishes its arena with `Broker::publish`"
+                    "the remote pointer is to segment {segment}, which the member has not announced or has withdrawn"
                 )
             }
             RemotePtrError::OutOfBounds { offset, len, segment_len } => {
@@ -198,6 +211,8 @@ impl fmt::Display for RemotePtrError {
 }
 
 impl std::error::Error for RemotePtrError {}
+
+const _: () = assert!(size_of::<RemotePtrError>() <= 64);
 
 #[cfg(test)]
 mod tests {

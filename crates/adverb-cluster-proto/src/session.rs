@@ -1,5 +1,6 @@
 //! Peers and their sessions.
 
+use core::fmt;
 use std::collections::VecDeque;
 
 use adverb_proto::types::SendOperation;
@@ -7,7 +8,7 @@ use adverb_proto::types::SendOperation;
 use crate::credits::{RecvCredits, SendCredits};
 use crate::mutation::mutant;
 use crate::rail::{Rail, RequestKind};
-use crate::{Config, EndReason, LocalMemory, Ticket};
+use crate::{BrokerConfig, EndReason, LocalMemory, Ticket};
 
 /// The state of a peer that outlives its sessions.
 #[derive(Debug)]
@@ -126,7 +127,7 @@ impl Peer {
     }
 
     /// Allocates the slots, if this is the peer's first session.
-    pub(crate) fn allocate(&mut self, config: &Config) {
+    pub(crate) fn allocate(&mut self, config: &BrokerConfig) {
         if self.recv_slots.is_empty() {
             self.free_send_slots = (0..config.send_slots).rev().collect();
             self.recv_slots = vec![RecvSlotState::Free; usize::from(config.recv_queue_depth())];
@@ -196,9 +197,21 @@ pub enum Phase {
     Closing,
 }
 
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Phase::Closed => "closed",
+            Phase::Preparing => "being prepared",
+            Phase::Open => "open",
+            Phase::Leaving => "being left",
+            Phase::Closing => "closing",
+        })
+    }
+}
+
 impl Session {
     /// Creates a session. `slots` are the receive slots to post, of which `grant` count as credits.
-    pub(crate) fn new(config: &Config, number: u16, slots: Vec<u16>, grant: u32) -> Session {
+    pub(crate) fn new(config: &BrokerConfig, number: u16, slots: Vec<u16>, grant: u32) -> Session {
         Session {
             number,
             send_credits: SendCredits::default(),
@@ -217,7 +230,7 @@ impl Session {
     }
 
     /// Returns the number of requests that fit the request queue.
-    pub(crate) fn queue_room(&self, config: &Config) -> usize {
+    pub(crate) fn queue_room(&self, config: &BrokerConfig) -> usize {
         usize::from(config.queue_depth).saturating_sub(self.waiting.len() + self.reserved)
     }
 
@@ -245,7 +258,7 @@ impl Session {
     }
 
     /// Clears the record of a refused request, and returns `true`, if the request may succeed now.
-    pub(crate) fn unblock(&mut self, config: &Config, has_free_slot: bool) -> bool {
+    pub(crate) fn unblock(&mut self, config: &BrokerConfig, has_free_slot: bool) -> bool {
         let has_room = self.queue_room(config) > 0;
         let can_send = has_room && has_free_slot && self.send_credits.available() > 0;
         let unblocked = self.blocked.on_queue && has_room || self.blocked.on_message && can_send;

@@ -189,10 +189,27 @@ pub enum EndReason {
     Closed,
     /// The peer left: it posted no more requests, and closed the session.
     Left,
-    /// A request failed with this status.
-    RequestFailed(Status),
+    /// A request failed. A peer that has died, or that the network doesn't reach, has the status
+    /// [`RetryExceeded`](Status::RetryExceeded) on most devices.
+    RequestFailed {
+        /// The status of the request.
+        status: Status,
+    },
     /// The peer violated the protocol.
-    ProtocolViolation(&'static str),
+    ProtocolViolation {
+        /// The violation.
+        violation: &'static str,
+    },
+}
+
+impl EndReason {
+    /// Returns an action that may solve the problem, if one is known.
+    pub const fn hint(&self) -> Option<&'static str> {
+        match self {
+            EndReason::RequestFailed { status } => status.hint(),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for EndReason {
@@ -200,8 +217,8 @@ impl fmt::Display for EndReason {
         match self {
             EndReason::Closed => f.write_str("the session was closed"),
             EndReason::Left => f.write_str("the peer left"),
-            EndReason::RequestFailed(status) => write!(f, "a request failed: {status}"),
-            EndReason::ProtocolViolation(violation) => {
+            EndReason::RequestFailed { status } => write!(f, "a request failed: {status}"),
+            EndReason::ProtocolViolation { violation } => {
                 write!(f, "the peer violated the protocol: {violation}")
             }
         }
@@ -210,18 +227,35 @@ impl fmt::Display for EndReason {
 
 /// The failure of a ticket: its session ended. The transfers may have been executed, in part or completely.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct TicketError {
+    /// The peer.
+    pub peer: PeerId,
     /// The reason why the session ended.
     pub reason: EndReason,
 }
 
+impl TicketError {
+    /// Returns an action that may solve the problem, if one is known.
+    pub const fn hint(&self) -> Option<&'static str> {
+        self.reason.hint()
+    }
+
+    /// Whether the same transfer can succeed later, in another session.
+    pub const fn is_retryable(&self) -> bool {
+        !matches!(self.reason, EndReason::ProtocolViolation { .. })
+    }
+}
+
 impl fmt::Display for TicketError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the session ended before the transfer completed: {}", self.reason)
+        write!(f, "the session with {} ended before the transfer completed: {}", self.peer, self.reason)
     }
 }
 
 impl std::error::Error for TicketError {}
+
+const _: () = assert!(size_of::<TicketError>() <= 64);
 
 /// An event for the application.
 #[derive(PartialEq, Eq, Debug)]

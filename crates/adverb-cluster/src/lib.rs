@@ -30,7 +30,7 @@
 //! use adverb::verbs::{Access, Device};
 //!
 //! let domain = Device::open("soft")?.create_protection_domain()?;
-//! let arena = Arena::builder().identity(3, 1).build(&[domain])?;
+//! let arena = Arena::builder().member(3).epoch(1).build(&[domain])?;
 //! arena.allocate_segment(16 << 20, Access::REMOTE_READ)?; // peers may read, and nothing else
 //!
 //! let mut draft = arena.alloc(11)?; // has no pointer yet
@@ -58,19 +58,30 @@ mod slab;
 #[cfg(feature = "tokio")]
 mod tasks;
 
-pub use adverb_cluster_proto::rpc::{
-    CallError, CallId, Config as RpcConfig, Counters as RpcCounters, Failure,
-};
+pub use adverb_cluster_proto::rpc::{CallError, CallId, Execution, Failure, RpcConfig, RpcCounters};
 pub use adverb_cluster_proto::{
-    Config as BrokerConfig, ConfigError, EndReason, MemoryUse, PeerId, PostError, RemotePtr, RemotePtrError,
+    BrokerConfig, ConfigError, EndReason, MemoryUse, PeerId, PostError, RemotePtr, RemotePtrError,
     RemoteRange, SessionError, Ticket, TicketError, TransferOperation,
 };
+pub use adverb_verbs::Key;
 pub use arena::{Arena, ArenaBuilder, ArenaError, Draft, Item};
 pub use broker::{
     Broker, BrokerBuilder, BrokerError, Event, Offer, Payloads, RefusedTransfer, RemoteTarget, SendBuf,
     Transfer, TransferError,
 };
-pub use cluster::{Cluster, ClusterBuilder, ClusterError, Member, Membership};
+pub use cluster::{Cluster, ClusterBuilder, ClusterError, EstablishError, Member, MemberStatus, Membership};
 pub use rpc::{RefusedReply, Reply, Rpc, RpcBuf, RpcEvent};
 #[cfg(feature = "tokio")]
 pub use tasks::{AsyncBroker, AsyncRpc, Caller, CallerError};
+
+/// Returns the hint for a system call that failed because a limit of the process is reached.
+fn limit_hint(error: &std::io::Error) -> Option<&'static str> {
+    const EAGAIN: i32 = 11;
+    const ENFILE: i32 = 23;
+    const EMFILE: i32 = 24;
+    match error.raw_os_error()? {
+        EMFILE | ENFILE => Some("raise the limit of open files (`ulimit -n`)"),
+        EAGAIN => Some("raise the limit of threads (`ulimit -u`)"),
+        _ => None,
+    }
+}

@@ -388,12 +388,12 @@ impl Side {
 
     /// Posts a send request.
     pub(crate) fn post(&self, request: SendRequest) -> Result<RequestId> {
-        Ok(self.qp.post_send(request).map_err(adverb::Error::from)?)
+        Ok(self.qp.post_send(request).map_err(adverb::verbs::Error::from)?)
     }
 
     /// Posts a receive request.
     pub(crate) fn recv(&self, request: impl Into<RecvRequest>) -> Result<RequestId> {
-        Ok(self.qp.post_recv(request).map_err(adverb::Error::from)?)
+        Ok(self.qp.post_recv(request).map_err(adverb::verbs::Error::from)?)
     }
 
     /// Posts a receive request with a buffer of this length.
@@ -403,7 +403,7 @@ impl Side {
 
     pub(crate) fn wait(&self, id: RequestId) -> Result<Completion> {
         match self.cq.wait(id, self.completion_timeout()) {
-            Err(adverb::Error::Timeout { .. }) if self.may_lose() => Err(MessageLost.into()),
+            Err(adverb::verbs::Error::Timeout { .. }) if self.may_lose() => Err(MessageLost.into()),
             waited => Ok(waited?),
         }
     }
@@ -461,13 +461,16 @@ impl Side {
     }
 
     /// Checks that a send request is rejected before it is posted, and is returned. Returns the reason.
-    pub(crate) fn expect_rejected(&self, request: SendRequest) -> Result<adverb::Error> {
+    pub(crate) fn expect_rejected(&self, request: SendRequest) -> Result<adverb::verbs::Error> {
         let outstanding = self.qp.outstanding_send_count();
         check_rejected(self.qp.post_send(request), 1, outstanding, self.qp.outstanding_send_count())
     }
 
     /// Checks that a receive request is rejected before it is posted, and is returned. Returns the reason.
-    pub(crate) fn expect_recv_rejected(&self, request: impl Into<RecvRequest>) -> Result<adverb::Error> {
+    pub(crate) fn expect_recv_rejected(
+        &self,
+        request: impl Into<RecvRequest>,
+    ) -> Result<adverb::verbs::Error> {
         let outstanding = self.qp.outstanding_recv_count();
         check_rejected(self.qp.post_recv(request), 1, outstanding, self.qp.outstanding_recv_count())
     }
@@ -499,7 +502,7 @@ pub(crate) fn check_rejected<T, R>(
     count: usize,
     before: u32,
     after: u32,
-) -> Result<adverb::Error> {
+) -> Result<adverb::verbs::Error> {
     let rejected = posted.err().context("the request was posted")?;
     ensure!(
         rejected.requests.len() == count,

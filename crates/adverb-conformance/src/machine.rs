@@ -59,7 +59,7 @@ pub struct SystemReport {
 }
 
 impl DeviceReport {
-    pub(crate) fn new(device: &Device) -> adverb::Result<DeviceReport> {
+    pub(crate) fn new(device: &Device) -> adverb::verbs::Result<DeviceReport> {
         let gids = device.gids()?;
         let kinds = |port: u8| {
             let of_port = gids.iter().filter(|entry| entry.port == port);

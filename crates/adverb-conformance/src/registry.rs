@@ -96,7 +96,7 @@ impl Need {
     /// # Errors
     ///
     /// Returns an error if the device's ports or GIDs can't be queried.
-    pub fn missing(self, device: &Device) -> adverb::Result<Option<String>> {
+    pub fn missing(self, device: &Device) -> adverb::verbs::Result<Option<String>> {
         let attributes = device.attributes();
         let at_least = |what: &str, has: u32, needed: u32| {
             (has < needed).then(|| format!("the device's {what} is {has}, but the test needs {needed}"))
@@ -160,12 +160,12 @@ impl Need {
 }
 
 /// Whether the device has an address of this kind that isn't link-local.
-fn has_address(device: &Device, kind: impl Fn(&IpAddr) -> bool) -> adverb::Result<bool> {
+fn has_address(device: &Device, kind: impl Fn(&IpAddr) -> bool) -> adverb::verbs::Result<bool> {
     Ok(device.gids()?.iter().any(|entry| !entry.gid.is_link_local() && kind(&entry.gid.udp_addr().ip())))
 }
 
 /// Returns an IP address by which the connection manager finds the device.
-pub(crate) fn address(device: &Device) -> adverb::Result<Option<IpAddr>> {
+pub(crate) fn address(device: &Device) -> adverb::verbs::Result<Option<IpAddr>> {
     let gids = device.gids()?;
     // A hardware GID without an interface belongs to another network namespace. A software device has its own
     // connection manager.
@@ -176,7 +176,7 @@ pub(crate) fn address(device: &Device) -> adverb::Result<Option<IpAddr>> {
 }
 
 /// Returns the indexes of two different partitions in the active port's partition key table.
-pub(crate) fn two_partitions(device: &Device) -> adverb::Result<Option<(u16, u16)>> {
+pub(crate) fn two_partitions(device: &Device) -> adverb::verbs::Result<Option<(u16, u16)>> {
     let Some(port) = device.ports()?.into_iter().find(|port| port.state == PortState::Active) else {
         return Ok(None);
     };

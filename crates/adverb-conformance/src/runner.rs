@@ -41,7 +41,7 @@ impl Suite {
         device: &str,
         options: &Options,
         mut each: impl FnMut(&Test, &TestResult),
-    ) -> adverb::Result<Report> {
+    ) -> adverb::verbs::Result<Report> {
         let opened = Device::open(device)?;
         let mut tests = Vec::with_capacity(self.tests.len());
         for test in &self.tests {
@@ -76,7 +76,7 @@ impl Suite {
 }
 
 /// Returns the reason if the device lacks a feature that the test needs.
-fn missing(test: &Test, device: &Device) -> adverb::Result<Option<String>> {
+fn missing(test: &Test, device: &Device) -> adverb::verbs::Result<Option<String>> {
     for need in test.needs {
         if let Some(reason) = need.missing(device)? {
             return Ok(Some(reason));

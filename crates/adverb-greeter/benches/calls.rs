@@ -78,7 +78,7 @@ async fn serve(kind: &str, place: &str) -> Outcome {
             let address: IpAddr = place.split_once(':').ok_or("the device needs an address")?.1.parse()?;
             let listener = Listener::builder().options(&options(place)?).bind((address, 0)).await?;
             peer::send_line(&listener.local_addr().to_string());
-            answer_calls(listener.accept().await?.into_stream()).await?;
+            answer_calls(listener.accept_stream().await?).await?;
         }
         "tcp" => {
             let listener = TcpListener::bind((place, 0)).await?;
@@ -122,9 +122,7 @@ async fn measure(kind: &str, ours: &str, address: &str, time: Duration, outstand
             let connector = Connector::new().options(&options(ours)?);
             let connect = service_fn(move |_| {
                 let connector = connector.clone();
-                async move {
-                    connector.connect(address).await.map(|connection| TokioIo::new(connection.into_stream()))
-                }
+                async move { connector.connect_stream(address).await.map(TokioIo::new) }
             });
             endpoint.connect_with_connector(connect).await?
         }

@@ -7,7 +7,7 @@
 
 use std::net::SocketAddr;
 
-use adverb::net::{Listener, connect};
+use adverb::net::{Listener, connect_stream};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
@@ -37,7 +37,7 @@ async fn serve(address: &str) -> anyhow::Result<()> {
         Ok::<_, Status>(server.unary(service_fn(hello), request).await)
     });
     loop {
-        let stream = TokioIo::new(listener.accept().await?.into_stream());
+        let stream = TokioIo::new(listener.accept_stream().await?);
         tokio::spawn(async move {
             let http = auto::Builder::new(TokioExecutor::new());
             http.serve_connection(stream, TowerToHyperService::new(greeter)).await
@@ -46,9 +46,7 @@ async fn serve(address: &str) -> anyhow::Result<()> {
 }
 
 async fn greet(address: SocketAddr, name: &str) -> anyhow::Result<()> {
-    let connector = service_fn(move |_| async move {
-        connect(address).await.map(|connection| TokioIo::new(connection.into_stream()))
-    });
+    let connector = service_fn(move |_| async move { connect_stream(address).await.map(TokioIo::new) });
     let channel = Endpoint::from_static("http://greeter").connect_with_connector(connector).await?;
     let mut client = tonic::client::Grpc::new(channel);
     client.ready().await?;

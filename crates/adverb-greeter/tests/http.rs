@@ -15,8 +15,9 @@ async fn pair() -> (TokioIo<Stream>, TokioIo<Stream>) {
     let options = Options::new().device(&Device::open("soft").unwrap());
     let listener = Listener::builder().options(&options).bind("127.0.0.1:0").await.unwrap();
     let connector = Connector::new().options(&options);
-    let (client, server) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
-    (TokioIo::new(client.unwrap().into_stream()), TokioIo::new(server.unwrap().into_stream()))
+    let connecting = connector.connect_stream(listener.local_addr());
+    let (client, server) = tokio::join!(connecting, listener.accept_stream());
+    (TokioIo::new(client.unwrap()), TokioIo::new(server.unwrap()))
 }
 
 /// Returns the body of the request, with 1 added to each byte.

@@ -1,5 +1,7 @@
 //! Frames: the content of writes into a ring.
 
+use std::ops::Range;
+
 use crate::{MAX_MESSAGE_SIZE, RING_ALIGN, Violation};
 
 /// The length of a frame's header.
@@ -45,6 +47,11 @@ pub enum FrameKind {
         /// The region.
         region: ExposedRegion,
     },
+    /// The receiver may no longer access the memory that the sender exposed under a name.
+    Withdraw {
+        /// The length of the region's name, which follows.
+        name_len: u32,
+    },
     /// The sender sends no more messages.
     Shutdown,
     /// The sender sends no more frames, and accepts none.
@@ -52,9 +59,19 @@ pub enum FrameKind {
 }
 
 impl FrameKind {
-    /// Whether the frame counts as a message of the session. Expose frames are sent again over each lane instead.
+    /// Whether the frame counts as a message of the session. Exposed memory is announced again over each lane instead.
     pub fn is_numbered(&self) -> bool {
-        !matches!(self, FrameKind::Expose { .. })
+        !matches!(self, FrameKind::Expose { .. } | FrameKind::Withdraw { .. })
+    }
+
+    /// Returns the range of the region's name in a frame that has one.
+    pub(crate) fn name_range(&self) -> Option<Range<usize>> {
+        let (start, len) = match *self {
+            FrameKind::Expose { name_len, .. } => (HEADER_LEN + EXPOSE_LEN, name_len),
+            FrameKind::Withdraw { name_len } => (HEADER_LEN, name_len),
+            _ => return None,
+        };
+        Some(start..start + len as usize)
     }
 }
 
@@ -76,8 +93,10 @@ const RENDEZVOUS: u8 = 2;
 const SHUTDOWN: u8 = 3;
 const CLOSE: u8 = 4;
 const EXPOSE: u8 = 5;
+const WITHDRAW: u8 = 6;
 const HAS_IMMEDIATE: u8 = 1;
-const BY_ADDRESS: u8 = 0b1000;
+/// The right of a region that is found by its addresses.
+pub(crate) const BY_ADDRESS: u8 = 0b1000;
 const ALL_RIGHTS: u8 = 0b1111;
 
 /// Returns the length of a frame whose body has `body` bytes.
@@ -126,6 +145,7 @@ impl Frame {
                 body[20] = region.rights;
                 (EXPOSE, name_len)
             }
+            FrameKind::Withdraw { name_len } => (WITHDRAW, name_len),
             FrameKind::Shutdown => (SHUTDOWN, 0),
             FrameKind::Close => (CLOSE, 0),
         };
@@ -140,12 +160,14 @@ impl Frame {
     /// `fill` writes the bytes of a message, or a region's name.
     pub(crate) fn emit_with(&self, out: &mut [u8], fill: impl FnOnce(&mut [u8])) {
         self.emit(out);
-        let (start, len) = match self.kind {
-            FrameKind::Message { len } => (HEADER_LEN, len),
-            FrameKind::Expose { name_len, .. } => (HEADER_LEN + EXPOSE_LEN, name_len),
-            FrameKind::Rendezvous { .. } | FrameKind::Shutdown | FrameKind::Close => return,
+        let range = match self.kind {
+            FrameKind::Message { len } => HEADER_LEN..HEADER_LEN + len as usize,
+            kind => match kind.name_range() {
+                Some(range) => range,
+                None => return,
+            },
         };
-        let (content, padding) = out[start..].split_at_mut(len as usize);
+        let (content, padding) = out[range.start..].split_at_mut(range.len());
         fill(content);
         // Most messages need no padding, and a call of `memset` is not free.
         if !padding.is_empty() {
@@ -208,6 +230,10 @@ impl Frame {
                 let region = ExposedRegion { addr, len: length, rkey, rights: body[20] };
                 FrameKind::Expose { name_len: len, region }
             }
+            WITHDRAW if len as usize > MAX_NAME_LEN || body.len() < len as usize => {
+                return Err(Violation("it sent a malformed withdraw frame"));
+            }
+            WITHDRAW => FrameKind::Withdraw { name_len: len },
             SHUTDOWN if len == 0 => FrameKind::Shutdown,
             CLOSE if len == 0 => FrameKind::Close,
             _ => return Err(Violation("it sent a frame of an unknown kind or with a wrong length")),
@@ -221,6 +247,7 @@ impl Frame {
             FrameKind::Message { len } => len as usize,
             FrameKind::Rendezvous { .. } => RENDEZVOUS_LEN,
             FrameKind::Expose { name_len, .. } => EXPOSE_LEN + name_len as usize,
+            FrameKind::Withdraw { name_len } => name_len as usize,
             FrameKind::Shutdown | FrameKind::Close => 0,
         })
     }

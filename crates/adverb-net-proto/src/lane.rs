@@ -1,5 +1,7 @@
 //! A lane: one queue pair under a connection, and this side's ring, which the peer writes.
 
+use std::collections::VecDeque;
+
 use adverb_proto::Time;
 use adverb_proto::types::RemoteMemory;
 
@@ -26,6 +28,8 @@ pub(crate) struct Lane<R> {
     pub(crate) probe: Probe,
     /// The number of exposed regions whose frames were taken over this lane.
     pub(crate) exposed_count: usize,
+    /// The names of regions that were announced over this lane, and were withdrawn since, whose frames were not taken.
+    pub(crate) withdrawn: VecDeque<String>,
     pub(crate) close: CloseState,
     /// The end of the wait for the peer's acknowledgement of its close.
     pub(crate) linger: Linger,
@@ -163,6 +167,7 @@ impl<R> Lane<R> {
             report: Report::Usual,
             probe: Probe::Unneeded,
             exposed_count: 0,
+            withdrawn: VecDeque::new(),
             close: CloseState::Undelivered,
             linger: Linger::Inactive,
             last_activity: now,

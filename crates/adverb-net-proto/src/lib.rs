@@ -6,14 +6,14 @@
 //! received. It does no I/O: a driver posts the requests to a queue pair, polls completions, registers memory, and
 //! dials.
 //!
-//! The bytes on the wire are those of the connection protocol, version 1 (`docs/protocol.md`). adverb-net is the
+//! The bytes on the wire are those of the connection protocol, version 2 (`docs/protocol.md`). adverb-net is the
 //! driver. Greetings and keys, which come before the hello, belong to the driver. The driver also keeps the memory of
 //! one-sided operations: the connection only [counts](Connection::post_operation) them, because they share its send
 //! queue.
 //!
 //! | input | output |
 //! |---|---|
-//! | [`send`](Connection::send), [`feed`](Connection::feed), [`send_region`](Connection::send_region), [`expose`](Connection::expose), [`post_operation`](Connection::post_operation), [`recv`](Connection::recv), [`shutdown`](Connection::shutdown), [`close`](Connection::close), [`abort`](Connection::abort) | [`poll_post`](Connection::poll_post): requests, which own their buffers |
+//! | [`send`](Connection::send), [`feed`](Connection::feed), [`send_region`](Connection::send_region), [`expose`](Connection::expose), [`withdraw`](Connection::withdraw), [`post_operation`](Connection::post_operation), [`recv`](Connection::recv), [`shutdown`](Connection::shutdown), [`close`](Connection::close), [`abort`](Connection::abort) | [`poll_post`](Connection::poll_post): requests, which own their buffers |
 //! | [`handle_completion`](Connection::handle_completion), [`handle_refused`](Connection::handle_refused), [`handle_drained`](Connection::handle_drained) | [`poll_event`](Connection::poll_event): regions to release, lanes to drain, the end |
 //! | [`handle_registered`](Connection::handle_registered) | [`poll_register`](Connection::poll_register): memory to register |
 //! | [`handle_hello`](Connection::handle_hello), [`attach`](Connection::attach), [`resume`](Connection::resume), [`handle_timeout`](Connection::handle_timeout) | [`poll_timeout`](Connection::poll_timeout) |

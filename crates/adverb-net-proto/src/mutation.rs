@@ -100,6 +100,12 @@ mutations! {
     StaleRegionExposed,
     /// Regions are announced over the first lane only.
     NotExposedAgain,
+    /// A withdrawn region is announced over later lanes.
+    WithdrawnKept,
+    /// The peer is not told that a region was withdrawn.
+    WithdrawUnannounced,
+    /// The peer is told that a region was withdrawn after messages that were sent later.
+    WithdrawDelayed,
     // Resume.
     /// A rendezvous message counts as received before it is read.
     ReceivedCountsUnread,

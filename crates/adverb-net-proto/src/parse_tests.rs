@@ -17,11 +17,12 @@ fn emit(kind: FrameKind, immediate: Option<u32>) -> Vec<u8> {
     bytes
 }
 
-fn kinds() -> [FrameKind; 5] {
+fn kinds() -> [FrameKind; 6] {
     [
         FrameKind::Message { len: 5 },
         FrameKind::Rendezvous { len: 5, addr: 0x0102_0304_0506_0708, rkey: 0x2122_2324 },
         FrameKind::Expose { name_len: 5, region: REGION },
+        FrameKind::Withdraw { name_len: 5 },
         FrameKind::Shutdown,
         FrameKind::Close,
     ]
@@ -36,7 +37,7 @@ fn is_accepted_with(kind: FrameKind, at: usize, byte: u8) -> bool {
 
 #[test]
 fn frames_of_all_kinds_are_parsed() {
-    for (kind, len) in kinds().into_iter().zip([32, 32, 64, 16, 16]) {
+    for (kind, len) in kinds().into_iter().zip([32, 32, 64, 32, 16, 16]) {
         let bytes = emit(kind, None);
         assert_eq!(bytes.len(), len, "{kind:?}");
         assert_eq!(Frame::parse(&bytes), Ok(Frame { kind, immediate: None }));
@@ -45,7 +46,7 @@ fn frames_of_all_kinds_are_parsed() {
         assert_eq!(Frame::parse(&emit(kind, Some(9))).is_ok(), is_message, "{kind:?} with an immediate");
     }
     let frames = kinds().into_iter().rev().flat_map(|kind| emit(kind, None)).collect::<Vec<_>>();
-    assert!(has_message(&frames) && !has_message(&frames[..96]) && !has_message(&[]));
+    assert!(has_message(&frames) && !has_message(&frames[..128]) && !has_message(&[]));
 }
 
 #[test]
@@ -61,7 +62,7 @@ fn reserved_bits_of_frames_are_zero() {
         }
     }
     // Kinds that don't exist, and a length that is not used.
-    assert!([0, 6].iter().all(|byte| !is_accepted_with(FrameKind::Close, 0, *byte)));
+    assert!([0, 7].iter().all(|byte| !is_accepted_with(FrameKind::Close, 0, *byte)));
     assert!(!is_accepted_with(FrameKind::Shutdown, 4, 1) && !is_accepted_with(FrameKind::Close, 4, 1));
 }
 
@@ -70,7 +71,7 @@ fn lengths_of_frames_are_bounded() {
     let rendezvous = |len| Frame::parse(&emit(FrameKind::Rendezvous { len, addr: 1, rkey: 2 }, None));
     assert!(rendezvous(MAX_MESSAGE_SIZE).is_ok() && rendezvous(MAX_MESSAGE_SIZE + 1).is_err());
     // The padding may be missing, but not the content.
-    for (kind, len) in kinds().into_iter().zip([21, 32, 53, 16, 16]) {
+    for (kind, len) in kinds().into_iter().zip([21, 32, 53, 21, 16, 16]) {
         let bytes = emit(kind, None);
         assert!(Frame::parse(&bytes[..len]).is_ok(), "{kind:?}");
         assert!(Frame::parse(&bytes[..len - 1]).is_err(), "{kind:?}");
@@ -85,6 +86,8 @@ fn names_and_rights_of_regions_are_checked() {
     };
     assert!(expose(64, 7) && !expose(65, 7));
     assert!(expose(5, 0) && !expose(5, 0b1_0000));
+    let withdraw = |name_len| Frame::parse(&emit(FrameKind::Withdraw { name_len }, None)).is_ok();
+    assert!(withdraw(0) && withdraw(64) && !withdraw(65));
     // A region that is exposed by its address has no name.
     assert!(expose(0, 0b1111) && !expose(1, 0b1111));
 }

@@ -11,6 +11,8 @@ use crate::*;
 const EXPOSE: FrameKind =
     FrameKind::Expose { name_len: 0, region: ExposedRegion { addr: 0, len: 0, rkey: 0, rights: 1 } };
 
+const WITHDRAW: FrameKind = FrameKind::Withdraw { name_len: 0 };
+
 fn message(len: u32) -> FrameKind {
     FrameKind::Message { len }
 }
@@ -53,7 +55,7 @@ fn the_peers_messages_are_bounded() {
 }
 
 #[test]
-fn only_regions_and_a_close_follow_a_shutdown() {
+fn only_frames_of_regions_and_a_close_follow_a_shutdown() {
     let shut_down = || {
         let mut recv = RecvHalf::new();
         take(&mut recv, &[message(1), FrameKind::Shutdown]).expect("a shutdown");
@@ -64,9 +66,9 @@ fn only_regions_and_a_close_follow_a_shutdown() {
         assert!(take(&mut shut_down(), &[kind]).is_err(), "{kind:?}");
     }
     let mut recv = shut_down();
-    take(&mut recv, &[EXPOSE, FrameKind::Close]).expect("frames that may follow");
+    take(&mut recv, &[EXPOSE, WITHDRAW, FrameKind::Close]).expect("frames that may follow");
     assert_eq!((recv.state, recv.taken), (RecvState::Closed { ends: 2 }, 3));
-    for kind in [message(1), EXPOSE, FrameKind::Close] {
+    for kind in [message(1), EXPOSE, WITHDRAW, FrameKind::Close] {
         assert!(take(&mut recv.clone(), &[kind]).is_err(), "{kind:?}");
     }
 }
@@ -109,7 +111,7 @@ fn queued(replay: &TestReplay) -> Vec<u64> {
 fn replay_of_three() -> TestReplay {
     let mut replay = TestReplay::new();
     replay.post(1, 0);
-    replay.keep(write(&[message(10), rendezvous(10), EXPOSE, message(10)]));
+    replay.keep(write(&[message(10), rendezvous(10), EXPOSE, WITHDRAW, message(10)]));
     replay.end_lane(None, [UnreadRendezvous { number: 1, region: 7, immediate: None }].into_iter());
     assert_eq!(queued(&replay), [0, 1, 2]);
     replay

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use adverb_proto::types::RemoteAddress;
 
 use crate::MAX_RENDEZVOUS;
-use crate::frame::{EXPOSE_LEN, ExposedRegion, Frame, FrameKind, HEADER_LEN};
+use crate::frame::{ExposedRegion, Frame, FrameKind, HEADER_LEN};
 use crate::memory::Buf;
 use crate::mutation::mutant;
 use crate::types::{Message, Violation};
@@ -120,19 +120,23 @@ impl<B: Buf> RecvHalf<B> {
 
     /// Takes frames of a write. Messages share its buffer. Discards the messages if `discards` is set, because this
     /// side has closed the connection. `done` counts the rendezvous messages that were read, and not reported to the
-    /// peer.
+    /// peer. Calls `announced` with the name of each region that the peer exposes, and the region, or `None` if the peer
+    /// withdraws it.
     pub(crate) fn take_frames(
         &mut self,
         frames: B,
         max_message_size: u32,
         discards: bool,
         done: u32,
-        mut exposed: impl FnMut(&str, ExposedRegion),
+        mut announced: impl FnMut(&str, Option<ExposedRegion>),
     ) -> Result<(), Violation> {
         let mut rest = Some(frames);
         while let Some(mut frames) = rest.take() {
             let frame = Frame::parse(frames.as_ref())?;
-            let may_follow_shutdown = matches!(frame.kind, FrameKind::Close | FrameKind::Expose { .. });
+            let may_follow_shutdown = matches!(
+                frame.kind,
+                FrameKind::Close | FrameKind::Expose { .. } | FrameKind::Withdraw { .. }
+            );
             let is_late = match self.state {
                 RecvState::Open => false,
                 RecvState::Shutdown => !may_follow_shutdown,
@@ -173,11 +177,15 @@ impl<B: Buf> RecvHalf<B> {
                     self.incomplete.push_back(number);
                     self.inbox.push_back(Entry::Rendezvous { len, remote, immediate });
                 }
-                FrameKind::Expose { name_len, region } => {
-                    let start = HEADER_LEN + EXPOSE_LEN;
-                    let name = this.as_ref().get(start..start + name_len as usize);
+                kind @ (FrameKind::Expose { .. } | FrameKind::Withdraw { .. }) => {
+                    let name = kind.name_range().and_then(|range| this.as_ref().get(range));
                     let name = name.and_then(|name| std::str::from_utf8(name).ok());
-                    exposed(name.ok_or(Violation("it sent a malformed expose frame"))?, region);
+                    let name = name.ok_or(Violation("it sent a name of a region that is not UTF-8"))?;
+                    let region = match kind {
+                        FrameKind::Expose { region, .. } => Some(region),
+                        _ => None,
+                    };
+                    announced(name, region);
                 }
                 FrameKind::Shutdown => self.state = RecvState::Shutdown,
                 FrameKind::Close => self.state = RecvState::Closed { ends: self.state.ends() + 1 },

@@ -203,8 +203,8 @@ impl<B: Buf, R> Replay<B, R> {
     }
 }
 
-/// Splits frames into messages. [`Replay::end_lane`] adds rendezvous messages itself, and expose frames aren't
-/// replayed.
+/// Splits frames into messages. [`Replay::end_lane`] adds rendezvous messages itself, and the frames of exposed
+/// regions aren't replayed.
 fn split_frames<B: Buf, R>(first: u64, mut frames: B, messages: &mut Vec<Outstanding<B, R>>) {
     let mut number = first;
     while let Ok(frame) = Frame::parse(frames.as_ref())
@@ -219,7 +219,7 @@ fn split_frames<B: Buf, R>(first: u64, mut frames: B, messages: &mut Vec<Outstan
             }
             FrameKind::Shutdown => Some(Content::Shutdown),
             FrameKind::Close => Some(Content::Close),
-            FrameKind::Rendezvous { .. } | FrameKind::Expose { .. } => None,
+            FrameKind::Rendezvous { .. } | FrameKind::Expose { .. } | FrameKind::Withdraw { .. } => None,
         };
         if let Some(content) = content {
             messages.push(Outstanding { number, immediate: frame.immediate, content });

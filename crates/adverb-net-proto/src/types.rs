@@ -25,6 +25,11 @@ impl Violation {
     pub const fn new(text: &'static str) -> Violation {
         Violation(text)
     }
+
+    /// Returns the clause about the peer.
+    pub const fn clause(self) -> &'static str {
+        self.0
+    }
 }
 
 impl fmt::Display for Violation {
@@ -208,8 +213,8 @@ pub enum RegisterMemory<B, R> {
     /// The memory of a message, which the peer may read over the current lane. A region of an earlier lane is
     /// deregistered first.
     Message(Payload<B, R>),
-    /// A region that this side exposes, and that was registered for an earlier lane. The driver registers the same
-    /// memory with the same rights for the current lane.
+    /// A region that this side exposes, and that is not registered for the current lane yet. The driver registers the
+    /// same memory with the same rights for it.
     Exposed(R),
 }
 
@@ -226,8 +231,8 @@ pub(crate) enum RegisterTarget {
     Ring,
     /// The message of this number.
     Message(u64),
-    /// The exposed region of this index.
-    Exposed(usize),
+    /// The exposed region of this number.
+    Exposed(u64),
 }
 
 /// A received message.
@@ -278,6 +283,11 @@ pub enum Event<R> {
         name: String,
         /// The region.
         region: ExposedRegion,
+    },
+    /// The peer has withdrawn the memory that it exposed over the current lane under this name, if it exposed any.
+    Withdrawn {
+        /// The name.
+        name: String,
     },
     /// The region isn't used any more: the driver deregisters it.
     Release(R),

@@ -8,7 +8,7 @@ use adverb_verbs::memory::RemoteMemory;
 use adverb_verbs::{Endpoint, Gid, Psn, Qpn};
 
 use crate::bootstrap::belongs_to;
-use crate::key::Key;
+use crate::key::HandshakeKey;
 use crate::protocol::handshake::Greeting;
 use crate::protocol::proof::{Credentials, Ends};
 
@@ -74,9 +74,13 @@ impl Choices {
         endpoint
     }
 
-    fn key(&mut self) -> (u8, Option<Key>) {
+    fn key(&mut self) -> (u8, Option<HandshakeKey>) {
         let index = self.next() % 3;
-        (index, (index > 0).then(|| Key::new([index; 16]).expect("it is long enough")))
+        (
+            index,
+            (index > 0)
+                .then(|| HandshakeKey::new(&adverb_verbs::Key::new([index; 16]).expect("it is long enough"))),
+        )
     }
 }
 

@@ -2,13 +2,13 @@
 
 use adverb_verbs::Result;
 
-use crate::asynchronous::Connection;
+use crate::tasks::Connection;
 
 /// Moves the queue pair under a connection to the error state, as a failure of the network does.
 ///
 /// # Errors
 ///
-/// Returns [`Error::Verb`](adverb_verbs::Error::Verb) if the operation fails.
+/// Returns [`Error::CallFailed`](adverb_verbs::Error::CallFailed) if the operation fails.
 pub fn break_lane(connection: &Connection) -> Result<()> {
     connection.break_lane()
 }

@@ -16,7 +16,8 @@
 //! # One-sided access
 //!
 //! A side can expose memory under a name, or at addresses that it chooses. The peer then reads and writes that memory,
-//! and executes atomic operations on it, without running any code of the owner.
+//! and executes atomic operations on it, without running any code of the owner. A [`SharedRegion`] is exposed to many
+//! peers, with rights per peer, and can be withdrawn.
 //!
 //! # Authentication
 //!
@@ -26,18 +27,18 @@
 //!
 //! # Progress
 //!
-//! A connection has no background thread: the calls that use the connection drive it. The exception is a connection
-//! that has failed and is [reconnecting](Options::reconnect). While a process has such connections, one thread
-//! (`adverb-redial`) reconnects all of them: it dials, and drives the handshakes of listeners whose accepted
-//! connections have failed. Up to four further threads (`adverb-resolve`) look up host names for it. All of these
-//! threads are temporary.
+//! A connection has no background thread: the calls that use the connection drive it. The exceptions are connections
+//! that have failed and are [reconnecting](Options::reconnect), and connections that were dropped before the peer has
+//! received the acknowledgement of its close. While a process has such connections, one thread (`adverb-redial`) drives
+//! all of them: it dials, and drives the handshakes of listeners whose accepted connections have failed. Up to four
+//! further threads (`adverb-resolve`) look up host names for it. All of these threads are temporary.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-#[cfg(feature = "tokio")]
-mod asynchronous;
-pub mod blocking;
+mod access;
+mod api;
 mod bootstrap;
+mod domains;
 mod driver;
 mod error;
 #[cfg(fuzzing)]
@@ -54,16 +55,30 @@ mod protocol;
 mod readiness;
 mod remote;
 mod session;
+mod shared_region;
+#[cfg(feature = "tokio")]
+mod tasks;
 #[cfg(all(test, feature = "soft", not(loom)))]
 mod tests;
+mod threads;
 mod wait;
 
-#[cfg(feature = "tokio")]
-pub use asynchronous::{
-    AddressSpace, Connection, Connector, Listener, ListenerBuilder, ReadHalf, RemoteRegion, Stream,
-    WriteHalf, connect,
+pub use access::RemoteAccess;
+pub use adverb_verbs::Key;
+pub use error::{
+    AcceptError, BindError, ConnectError, ConnectionError, ExposeError, HandshakeStage, KeyMismatch,
+    RecvError, RefusalReason, RemoteError, RemoteErrorKind, SendError, SendErrorKind,
 };
-pub use key::Key;
-pub use message::{Message, SendData, SendError, UnacknowledgedMessage};
+pub use message::{Message, SendData, UnacknowledgedMessage};
 pub use options::{Bootstrap, Options};
-pub use remote::RemoteAccess;
+pub use shared_region::SharedRegion;
+#[cfg(feature = "tokio")]
+pub use tasks::{
+    AddressSpace, Connection, Connector, Listener, ListenerBuilder, ReadHalf, RemoteRegion, Stream,
+    WriteHalf, connect, connect_stream,
+};
+
+/// Connections for threads: calls that wait block their thread.
+pub mod blocking {
+    pub use crate::threads::*;
+}

@@ -3,9 +3,11 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
+use adverb_verbs::ProtectionDomain;
 use adverb_verbs::memory::PoolBuf;
-use adverb_verbs::{Error, ProtectionDomain};
 use bytes::Bytes;
+
+use crate::error::{SendError, SendErrorKind};
 
 /// A received message: its bytes, and its immediate data if the sender attached any.
 ///
@@ -92,12 +94,16 @@ impl SendData<'_> {
     }
 
     /// Returns an error with the data's buffer, if the data is one.
-    pub(crate) fn into_error(self, error: Error) -> SendError {
-        let buffer = match self.0 {
+    pub(crate) fn into_error(self, kind: SendErrorKind) -> SendError {
+        SendError { kind, buffer: self.into_buffer() }
+    }
+
+    /// Returns the data's buffer, if the data is one.
+    pub(crate) fn into_buffer(self) -> Option<PoolBuf> {
+        match self.0 {
             Source::Buffer(buffer) => Some(buffer),
             Source::Borrowed(_) | Source::Owned(_) => None,
-        };
-        SendError { error, buffer }
+        }
     }
 }
 
@@ -145,64 +151,6 @@ pub struct UnacknowledgedMessage {
     pub immediate: Option<u32>,
 }
 
-/// The error of a failed send, or of a failed write to a peer's memory, with the buffer that was not sent.
-///
-/// The operator `?` converts this error into an [`Error`], and drops the buffer.
-///
-/// ```
-/// use adverb::net::blocking::Connection;
-///
-/// /// Sends a message over the first connection that works.
-/// fn send_anywhere(connections: &[Connection], mut message: adverb::memory::PoolBuf) -> adverb::Result<()> {
-///     for connection in connections {
-///         match connection.send(message) {
-///             Ok(()) => return Ok(()),
-///             Err(failure) => match failure.buffer {
-///                 Some(buffer) => message = buffer,
-///                 None => return Err(failure.error),
-///             },
-///         }
-///     }
-///     Err(adverb::Error::InvalidRequest { reason: "no connection works".into() })
-/// }
-/// ```
-#[derive(Debug)]
-pub struct SendError {
-    /// The cause of the failure.
-    pub error: Error,
-    /// The pool buffer that was not sent. This field is `None` if the data was no pool buffer, if the message is queued or
-    /// in flight, or if the buffer could not be registered.
-    pub buffer: Option<PoolBuf>,
-}
-
-impl fmt::Display for SendError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.error, f)
-    }
-}
-
-impl std::error::Error for SendError {}
-
-impl From<Error> for SendError {
-    fn from(error: Error) -> SendError {
-        SendError { error, buffer: None }
-    }
-}
-
-/// Drops the buffer, which returns to its pool.
-impl From<SendError> for Error {
-    fn from(error: SendError) -> Error {
-        error.error
-    }
-}
-
-/// Drops the buffer, which returns to its pool.
-impl From<SendError> for std::io::Error {
-    fn from(error: SendError) -> std::io::Error {
-        error.error.into()
-    }
-}
-
 impl fmt::Debug for Source<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -210,22 +158,5 @@ impl fmt::Debug for Source<'_> {
             Source::Owned(bytes) => write!(f, "{} bytes", bytes.len()),
             Source::Buffer(buffer) => buffer.fmt(f),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::error::Error as _;
-
-    use super::*;
-
-    #[test]
-    fn a_send_error_prints_its_cause_once() {
-        let error =
-            || Error::NoDevice { reason: "there is no device mlx5_0".into(), hint: "try soft".into() };
-        let send_error = SendError::from(error());
-        assert_eq!(send_error.to_string(), error().to_string());
-        assert_eq!(format!("{send_error:?}"), format!("SendError {{ error: {:?}, buffer: None }}", error()));
-        assert!(send_error.source().is_none());
     }
 }

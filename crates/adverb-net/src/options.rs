@@ -1,14 +1,17 @@
 //! Options of connections.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use adverb_net_proto::{
     MAX_MESSAGE_SIZE, MAX_OUTSTANDING_WRITES, MAX_RING_SIZE, MIN_OUTSTANDING_WRITES, MIN_RING_SIZE,
 };
 use adverb_verbs::memory::Pool;
-use adverb_verbs::{Device, Error, PathMtu, Result, Traffic};
+use adverb_verbs::{self as verbs, Device, Key, PathMtu, Traffic};
 
-use crate::key::Key;
+use crate::domains::{SharedDomain, SharedDomains};
+use crate::error::{BindError, ConnectError};
+use crate::key::HandshakeKey;
 
 /// Default of [`Options::max_message_size`].
 const DEFAULT_MAX_MESSAGE_SIZE: u32 = 64 << 20;
@@ -16,7 +19,8 @@ const DEFAULT_MAX_MESSAGE_SIZE: u32 = 64 << 20;
 /// Options of a connection. Each side sets its own options; the options of the two sides may differ.
 ///
 /// A setter accepts any value. [`connect`](crate::blocking::Connector::connect) and
-/// [`bind`](crate::blocking::ListenerBuilder::bind) return [`Error::InvalidRequest`] if a value is outside its range.
+/// [`bind`](crate::blocking::ListenerBuilder::bind) return [`ConnectError::InvalidOption`] and
+/// [`BindError::InvalidOption`] if a value is outside its range.
 ///
 /// ```
 /// use std::time::Duration;
@@ -29,6 +33,10 @@ const DEFAULT_MAX_MESSAGE_SIZE: u32 = 64 << 20;
 pub struct Options {
     pub(super) device: Option<Device>,
     pub(super) pool: Option<Pool>,
+    /// The shared protection domains, which clones of these options share.
+    pub(super) domains: Option<Arc<SharedDomains>>,
+    /// Whether windows are not used, as on a device without them, for tests.
+    pub(super) without_windows: bool,
     pub(super) recv_ring_size: u32,
     pub(super) max_outstanding_writes: u32,
     pub(super) eager_threshold: u32,
@@ -37,7 +45,7 @@ pub struct Options {
     pub(super) mtu: PathMtu,
     pub(super) traffic: Traffic,
     pub(super) bootstrap: Bootstrap,
-    pub(super) key: Option<Key>,
+    pub(super) key: Option<HandshakeKey>,
     pub(super) allow_foreign_gid: bool,
     pub(super) max_connections_per_source: Option<usize>,
     pub(super) connect_timeout: Duration,
@@ -51,6 +59,8 @@ impl Default for Options {
         Options {
             device: None,
             pool: None,
+            domains: None,
+            without_windows: false,
             recv_ring_size: 256 << 10,
             max_outstanding_writes: 64,
             eager_threshold: 16 << 10,
@@ -89,12 +99,45 @@ impl Options {
     ///
     /// Connections that share a pool share its protection domain, and a memory key is valid for every connection of
     /// its domain. A peer that guesses the key of memory exposed to another peer can therefore access that memory. (A
-    /// wrong guess ends the connection of the peer that guessed.) Use one pool per connection if peers must not
-    /// access each other's memory.
+    /// wrong guess ends the connection of the peer that guessed.) If peers must not access each other's memory, use one
+    /// pool per connection, or set [`shared_domain`](Options::shared_domain) too.
     pub fn pool(mut self, pool: &Pool) -> Options {
         self.device.get_or_insert_with(|| pool.protection_domain().device().clone());
         self.pool = Some(pool.clone());
         self
+    }
+
+    /// Sets whether the connections with these options share one protection domain and one pool per device. The default
+    /// is `false`: each connection has a domain of its own. A listener that
+    /// [exposes](crate::blocking::ListenerBuilder::expose) regions always shares a domain.
+    ///
+    /// A [`SharedRegion`](crate::SharedRegion) is registered once for each domain. Connections share a domain if their
+    /// options are clones of the value on which this method was called, so all connections of a listener do.
+    ///
+    /// A memory key is valid for every connection of its domain. Therefore, the memory of such a connection is
+    /// registered without rights, and the peer gets keys of type 2 memory windows, which only this peer's connection
+    /// accepts. Binding the windows makes a message of more than [`eager_threshold`](Options::eager_threshold) bytes
+    /// slightly slower. Some devices have no windows
+    /// ([`has_memory_windows`](adverb_verbs::DeviceAttributes::has_memory_windows)): there, a peer that learns or guesses
+    /// a key can access the memory of other peers, as with [`pool`](Options::pool).
+    pub fn shared_domain(mut self, enabled: bool) -> Options {
+        self.domains = enabled.then(Arc::default);
+        self
+    }
+
+    /// Returns the shared domain for connections over a device, if the connections share one.
+    pub(crate) fn shared_domain_of(&self, device: &Device) -> verbs::Result<Option<Arc<SharedDomain>>> {
+        self.domains.as_ref().map(|domains| domains.get(device, self.pool.as_ref())).transpose()
+    }
+
+    /// Whether connections with a shared domain use the windows of a device.
+    pub(crate) fn uses_windows(&self, device: &Device) -> bool {
+        device.attributes().has_memory_windows && !self.without_windows
+    }
+
+    /// Makes the connections share a domain, if they do not.
+    pub(crate) fn share_domain(&mut self) {
+        self.domains.get_or_insert_default();
     }
 
     /// Sets the size of the receive ring in bytes. It limits the eager messages that the peer may send before this side
@@ -135,8 +178,8 @@ impl Options {
     /// Sets the maximum size of a message that this side accepts, in bytes. The default is 64 MiB, and the maximum
     /// 1 GiB.
     ///
-    /// The peer receives the value in the handshake, and its `send` returns [`Error::MessageTooLong`] for longer
-    /// messages. If a peer sends a longer message anyway, this side ends the connection before it allocates memory for
+    /// The peer receives the value in the handshake, and its `send` returns
+    /// [`SendErrorKind::TooLong`](crate::SendErrorKind::TooLong) for longer messages. If a peer sends a longer message anyway, this side ends the connection before it allocates memory for
     /// the message.
     ///
     /// A peer can cause an allocation of this size with a frame of 32 bytes, so raise the value only as far as the
@@ -191,7 +234,7 @@ impl Options {
     /// packets can read them, and an attacker that can forge packets can impersonate the peer. Use a key in networks
     /// where attackers can connect, but can neither observe nor forge packets.
     pub fn key(mut self, key: &Key) -> Options {
-        self.key = Some(key.clone());
+        self.key = Some(HandshakeKey::new(key));
         self
     }
 
@@ -274,7 +317,7 @@ impl Options {
     }
 
     /// Checks the options that have a range.
-    pub(crate) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<(), InvalidOption> {
         check_range("recv_ring_size", self.recv_ring_size, MIN_RING_SIZE, MAX_RING_SIZE)?;
         let writes = self.max_outstanding_writes;
         check_range("max_outstanding_writes", writes, MIN_OUTSTANDING_WRITES, MAX_OUTSTANDING_WRITES)?;
@@ -283,12 +326,31 @@ impl Options {
 }
 
 /// Checks that an option is at least `min` and at most `max`.
-fn check_range(option: &str, value: u32, min: u32, max: u32) -> Result<()> {
+fn check_range(option: &'static str, value: u32, min: u32, max: u32) -> Result<(), InvalidOption> {
     if (min..=max).contains(&value) {
         return Ok(());
     }
-    let reason = format!("`Options::{option}` is {value}, but must be from {min} to {max}");
-    Err(Error::InvalidRequest { reason: reason.into() })
+    Err(InvalidOption { option, value: value.into(), min: min.into(), max: max.into() })
+}
+
+/// An option outside its range.
+pub(crate) struct InvalidOption {
+    option: &'static str,
+    value: u64,
+    min: u64,
+    max: u64,
+}
+
+impl From<InvalidOption> for ConnectError {
+    fn from(InvalidOption { option, value, min, max }: InvalidOption) -> ConnectError {
+        ConnectError::InvalidOption { option, value, min, max }
+    }
+}
+
+impl From<InvalidOption> for BindError {
+    fn from(InvalidOption { option, value, min, max }: InvalidOption) -> BindError {
+        BindError::InvalidOption { option, value, min, max }
+    }
 }
 
 /// The channel over which two sides exchange the attributes of their queue pairs.
@@ -327,26 +389,25 @@ mod tests {
     #[test]
     fn options_outside_their_range_are_errors_of_bind_and_connect() {
         let cases = [
-            (
-                Options::new().recv_ring_size(511),
-                "`Options::recv_ring_size` is 511, but must be from 512 to ",
-            ),
-            (Options::new().recv_ring_size(u32::MAX), "`Options::recv_ring_size` is 4294967295, but "),
-            (Options::new().max_outstanding_writes(3), "`Options::max_outstanding_writes` is 3, but "),
-            (
-                Options::new().max_message_size((1 << 30) + 1),
-                "`Options::max_message_size` is 1073741825, but ",
-            ),
+            (Options::new().recv_ring_size(511), "recv_ring_size", 511, 512),
+            (Options::new().recv_ring_size(u32::MAX), "recv_ring_size", u64::from(u32::MAX), 512),
+            (Options::new().max_outstanding_writes(3), "max_outstanding_writes", 3, 4),
+            (Options::new().max_message_size((1 << 30) + 1), "max_message_size", (1 << 30) + 1, 0),
         ];
-        for (options, expected) in cases {
-            let bound = Listener::builder().options(&options).bind("127.0.0.1:0").err();
+        for (options, name, number, minimum) in cases {
+            let Err(BindError::InvalidOption { option, value, min, .. }) =
+                Listener::builder().options(&options).bind("127.0.0.1:0")
+            else {
+                panic!("{name} is valid")
+            };
+            assert_eq!((option, value, min), (name, number, minimum));
             // The options are checked first: nothing listens there.
-            let connected = Connector::new().options(&options).connect("127.0.0.1:1").err();
-            for error in [bound, connected] {
-                let error = error.expect("an error");
-                assert!(matches!(error, Error::InvalidRequest { .. }), "{error:?}");
-                assert!(error.to_string().contains(expected), "{error}");
-            }
+            let Err(ConnectError::InvalidOption { option, value, min, .. }) =
+                Connector::new().options(&options).connect("127.0.0.1:1")
+            else {
+                panic!("{name} is valid")
+            };
+            assert_eq!((option, value, min), (name, number, minimum));
         }
     }
 

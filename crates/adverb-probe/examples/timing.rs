@@ -13,7 +13,7 @@ use adverb_probe::answer::{AnswerConfig, AnswerState};
 use adverb_probe::session::ProbeEventKind;
 use adverb_probe::stamp::Stamp;
 use adverb_probe::ud_queue::{Event, UdQueue};
-use adverb_probe::{ProbePath, ProberOptions};
+use adverb_probe::{ProbeError, ProbePath, ProberOptions};
 use adverb_verbs::{Device, FaultConfig, Result, SoftDevice, Switch, Traffic};
 
 /// The delays to inject.
@@ -25,7 +25,7 @@ struct Case {
     prober: Duration,
 }
 
-fn main() -> Result<()> {
+fn main() -> Result<(), ProbeError> {
     let count = std::env::args().nth(1).and_then(|word| word.parse().ok()).unwrap_or(100);
     let [none, network] = [[Duration::ZERO; 2], [2, 3].map(Duration::from_millis)];
     let (zero, long) = (Duration::ZERO, Duration::from_millis(20));
@@ -39,7 +39,7 @@ fn main() -> Result<()> {
 }
 
 /// Sends probes one after the other.
-fn run(case: &Case, count: u32) -> Result<()> {
+fn run(case: &Case, count: u32) -> Result<(), ProbeError> {
     let switch = Switch::default();
     let here = device(&switch, [10, 0, 0, 1], case.network[0])?;
     let there = device(&switch, [10, 0, 0, 2], case.network[1])?;

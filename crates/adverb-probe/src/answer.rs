@@ -5,8 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use adverb_verbs::Gid;
 
 use crate::figures::ResponderStamps;
-use crate::format::{ACK_LEN, Ack, AckKind, Message, ParseError, Probe};
-use crate::key::Key;
+use crate::format::{ACK_LEN, Ack, AckKind, Message, ParseError, Probe, TagKey};
 use crate::paths::ack_flow_label;
 use crate::stamp::Stamp;
 use crate::ud_queue::Destination;
@@ -18,7 +17,7 @@ mod tests;
 #[derive(Clone, Debug)]
 pub struct AnswerConfig {
     /// The key of the responder. A responder with a key answers only probes with a valid tag.
-    pub key: Option<Key>,
+    pub key: Option<TagKey>,
     /// Maximum rate of answered probes from one address.
     pub source_rate: Rate,
     /// Maximum rate of answered probes in total.

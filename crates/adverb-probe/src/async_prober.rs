@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use adverb_verbs::{Device, Error, Result};
+use adverb_verbs::Device;
 use tokio::io::{Interest, unix::AsyncFd};
 
+use crate::error::{ProbeError, Result};
 use crate::prober::{Peer, ProbePath, Prober, ProberOptions, Strays};
 use crate::session::{ProbeCounts, ProbeEvent, ProbeEventKind, ProbeResult};
 use crate::ud_queue::{UdQueue, Waker};
@@ -19,7 +20,7 @@ use crate::ud_queue::{UdQueue, Waker};
 /// ```
 /// # #[cfg(feature = "soft")]
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), adverb_verbs::Error> {
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use adverb_probe::{AsyncProber, Responder};
 /// use adverb_verbs::{SoftDevice, Switch};
 ///
@@ -58,7 +59,7 @@ impl ProberOptions {
     #[cfg_attr(docsrs, doc(cfg(feature = "tokio")))]
     pub fn open_async(
         self,
-        open_device: impl FnMut() -> Result<Device> + Send + 'static,
+        open_device: impl FnMut() -> adverb_verbs::Result<Device> + Send + 'static,
     ) -> Result<AsyncProber> {
         self.open(open_device).map(AsyncProber::from)
     }
@@ -85,7 +86,8 @@ impl AsyncProber {
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`Prober::connect`], and [`Error::Verb`] if the process has too many open descriptors.
+    /// Returns the same errors as [`Prober::connect`], and [`ProbeError::System`] if the process has too many open
+    /// descriptors.
     ///
     /// # Panics
     ///
@@ -126,7 +128,7 @@ impl AsyncProber {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the process has too many open descriptors.
+    /// Returns [`ProbeError::System`] if the process has too many open descriptors.
     ///
     /// # Panics
     ///
@@ -146,8 +148,8 @@ impl AsyncProber {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`wait`](AsyncProber::wait) and [`post`](AsyncProber::post), and [`Error::Timeout`] if the
-    /// probe can't be sent.
+    /// Returns the errors of [`wait`](AsyncProber::wait) and [`post`](AsyncProber::post), and
+    /// [`ProbeError::TimedOut`] or [`ProbeError::Stopped`] if the probe can't be sent.
     ///
     /// # Panics
     ///
@@ -173,7 +175,7 @@ impl AsyncProber {
                 break sequence;
             }
             if started.elapsed() >= limit || self.prober.queue().is_stopped() {
-                return Err(Error::Timeout { timeout: limit, action: "sending a probe".into() });
+                return Err(self.prober.not_sent());
             }
             if let Ok(waited) = tokio::time::timeout(POST_RETRY_INTERVAL, self.wait(|_, _| {})).await {
                 waited?;
@@ -199,7 +201,7 @@ impl AsyncProber {
                 waited?;
             }
         }
-        result.ok_or(Error::Timeout { timeout: limit, action: "waiting for a probe".into() })
+        result.ok_or(ProbeError::TimedOut { action: "waiting for a probe", timeout: limit })
     }
 
     /// Ends the probes of a responder: see [`Prober::finish`].
@@ -265,10 +267,9 @@ impl AsyncProber {
             // The old descriptor is deregistered first.
             self.readiness = None;
             let fd = queue.readiness().try_clone_to_owned();
-            let registered = fd.and_then(register).map_err(|error| Error::Verb {
-                action: "registering the descriptor of a prober with tokio".to_owned(),
-                error,
-                hint: "check the limit of open files (`ulimit -n`)".into(),
+            let registered = fd.and_then(register).map_err(|source| ProbeError::System {
+                action: "registering the descriptor of a prober with tokio".into(),
+                source,
             })?;
             self.readiness = Some((generation, registered));
         }

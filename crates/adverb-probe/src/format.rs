@@ -39,7 +39,8 @@ use std::fmt;
 use subtle::ConstantTimeEq;
 
 use crate::figures::ResponderStamps;
-use crate::key::{Key, TAG_LEN};
+use crate::key::TAG_LEN;
+pub use crate::key::TagKey;
 use crate::stamp::StampKind;
 use crate::ud_queue::Destination;
 
@@ -113,9 +114,15 @@ pub enum ParseError {
     /// The first byte differs from the constant.
     Magic,
     /// The version isn't supported.
-    Version(u8),
+    Version {
+        /// The version.
+        version: u8,
+    },
     /// The kind is unknown.
-    Kind(u8),
+    Kind {
+        /// The code of the kind.
+        kind: u8,
+    },
     /// A field has a value that isn't defined.
     Field,
     /// The tag doesn't belong to the message: the sender has a different key, or none.
@@ -127,8 +134,8 @@ impl fmt::Display for ParseError {
         match self {
             ParseError::Length => f.write_str("the datagram has the wrong length"),
             ParseError::Magic => f.write_str("the datagram is no probe message"),
-            ParseError::Version(version) => write!(f, "version {version} of the format is not supported"),
-            ParseError::Kind(kind) => write!(f, "the message kind {kind} is unknown"),
+            ParseError::Version { version } => write!(f, "version {version} of the format is not supported"),
+            ParseError::Kind { kind } => write!(f, "the message kind {kind} is unknown"),
             ParseError::Field => f.write_str("a field has an undefined value"),
             ParseError::Tag => f.write_str("the tag is invalid: the sender has a different key"),
         }
@@ -143,7 +150,7 @@ impl Probe {
     /// # Panics
     ///
     /// Panics if `bytes` is shorter than [`PROBE_LEN`] or longer than [`MAX_PROBE_LEN`].
-    pub fn write(&self, bytes: &mut [u8], prober: &Destination, key: Option<&Key>) {
+    pub fn write(&self, bytes: &mut [u8], prober: &Destination, key: Option<&TagKey>) {
         assert!((PROBE_LEN..=MAX_PROBE_LEN).contains(&bytes.len()), "a probe of {} bytes", bytes.len());
         bytes[TAG.end..].fill(0);
         bytes[..4].copy_from_slice(&[MAGIC, VERSION, 1, self.dscp & 0x3f]);
@@ -155,7 +162,7 @@ impl Probe {
 
 impl Ack {
     /// Returns the bytes of the acknowledgement to the prober at `prober`.
-    pub fn to_bytes(&self, prober: &Destination, key: Option<&Key>) -> [u8; ACK_LEN] {
+    pub fn to_bytes(&self, prober: &Destination, key: Option<&TagKey>) -> [u8; ACK_LEN] {
         let mut bytes = [0; ACK_LEN];
         let (kind, stamps) = match self.kind {
             AckKind::First => (2, None),
@@ -196,7 +203,7 @@ impl Message {
     /// assert_eq!(Message::parse(&bytes, &prober, None), Ok(Message::Probe(probe)));
     /// assert_eq!(Message::parse(&bytes[..95], &prober, None), Err(ParseError::Length));
     /// ```
-    pub fn parse(bytes: &[u8], prober: &Destination, key: Option<&Key>) -> Result<Message, ParseError> {
+    pub fn parse(bytes: &[u8], prober: &Destination, key: Option<&TagKey>) -> Result<Message, ParseError> {
         let Some(&[magic, version, kind, detail]) = bytes.first_chunk() else {
             return Err(ParseError::Length);
         };
@@ -204,12 +211,12 @@ impl Message {
             return Err(ParseError::Magic);
         }
         if version != VERSION {
-            return Err(ParseError::Version(version));
+            return Err(ParseError::Version { version });
         }
         let has_length = match kind {
             1 => (PROBE_LEN..=MAX_PROBE_LEN).contains(&bytes.len()),
             2 | 3 => bytes.len() == ACK_LEN,
-            unknown => return Err(ParseError::Kind(unknown)),
+            kind => return Err(ParseError::Kind { kind }),
         };
         if !has_length {
             return Err(ParseError::Length);
@@ -252,15 +259,15 @@ impl Sequence {
     }
 }
 
-fn write_tag(bytes: &mut [u8], prober: &Destination, key: Option<&Key>) {
+fn write_tag(bytes: &mut [u8], prober: &Destination, key: Option<&TagKey>) {
     let tag = tag_of(bytes, prober, key);
     bytes[TAG].copy_from_slice(&tag);
 }
 
 /// Returns the tag of a message between a responder and the prober at `prober`.
-fn tag_of(bytes: &[u8], prober: &Destination, key: Option<&Key>) -> [u8; TAG_LEN] {
+fn tag_of(bytes: &[u8], prober: &Destination, key: Option<&TagKey>) -> [u8; TAG_LEN] {
     let (gid, qpn) = (prober.gid.bytes(), prober.qpn.get().to_be_bytes());
-    key.unwrap_or(Key::public()).tag([&gid, &qpn, &bytes[..TAG.start], &bytes[TAG.end..]])
+    key.unwrap_or(TagKey::public()).tag([&gid, &qpn, &bytes[..TAG.start], &bytes[TAG.end..]])
 }
 
 fn code(kind: StampKind) -> u8 {
@@ -285,7 +292,7 @@ fn kind_of(code: u8) -> Result<Option<StampKind>, ParseError> {
 mod tests {
     use std::net::IpAddr;
 
-    use adverb_verbs::{Gid, Qpn};
+    use adverb_verbs::{Gid, Key, Qpn};
     use proptest::prelude::*;
 
     use super::*;
@@ -328,8 +335,8 @@ mod tests {
         })
     }
 
-    fn keys() -> impl Strategy<Value = Option<Key>> {
-        prop::option::of(any::<[u8; 32]>().prop_map(|secret| Key::new(secret).expect("a key")))
+    fn keys() -> impl Strategy<Value = Option<TagKey>> {
+        prop::option::of(any::<[u8; 32]>().prop_map(|secret| TagKey::new(&Key::new(secret).expect("a key"))))
     }
 
     proptest! {
@@ -349,7 +356,7 @@ mod tests {
         /// With a key, no bit can change.
         #[test]
         fn a_changed_message_is_refused(probe in probes(), ack in acks(), at in 0..ACK_LEN * 8) {
-            let key = Key::new([7; 32]).expect("a key");
+            let key = TagKey::new(&Key::new([7; 32]).expect("a key"));
             let mut bytes = [0; PROBE_LEN];
             probe.write(&mut bytes, &prober(), Some(&key));
             bytes[at / 8] ^= 1 << (at % 8);
@@ -407,7 +414,7 @@ mod tests {
 
     #[test]
     fn keys_must_agree() {
-        let [one, other] = [1, 2].map(|byte| Key::new([byte; 16]).expect("a key"));
+        let [one, other] = [1, 2].map(|byte| TagKey::new(&Key::new([byte; 16]).expect("a key")));
         let sequence = Sequence { epoch: 1, number: 2 };
         let ack = Ack { sequence, responder_epoch: 3, kind: AckKind::First };
         let with_key = ack.to_bytes(&prober(), Some(&one));
@@ -427,7 +434,7 @@ mod tests {
     /// A tag is valid for one prober only: a recorded probe can't be sent from another address or queue pair.
     #[test]
     fn a_tag_belongs_to_the_address_and_queue_pair_of_the_prober() {
-        let key = Key::new([7; 32]).expect("a key");
+        let key = TagKey::new(&Key::new([7; 32]).expect("a key"));
         let sequence = Sequence { epoch: 1, number: 2 };
         let mut probe = [0; PROBE_LEN];
         Probe { sequence, flow_label: 3, dscp: 4 }.write(&mut probe, &prober(), Some(&key));

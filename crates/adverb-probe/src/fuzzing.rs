@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use adverb_verbs::{Gid, Qpn};
 
+use crate::Key;
 use crate::answer::{AnswerConfig, AnswerCounts, AnswerState, Rate};
 use crate::format::{ACK_LEN, Ack, AckKind, MAX_PROBE_LEN, Message, PROBE_LEN, Probe, Sequence};
-use crate::key::Key;
+use crate::key::TagKey;
 use crate::session::{Lookup, ProbeCounts, ProbeEventKind, ProbeResult, Session, SessionConfig};
 use crate::stamp::{Stamp, StampKind};
 use crate::ud_queue::Destination;
@@ -78,8 +79,8 @@ impl<'a> Script<'a> {
     }
 }
 
-fn key() -> &'static Key {
-    static KEY: LazyLock<Key> = LazyLock::new(|| Key::new([7; 32]).expect("a long secret"));
+fn key() -> &'static TagKey {
+    static KEY: LazyLock<TagKey> = LazyLock::new(|| TagKey::new(&Key::new([7; 32]).expect("a long secret")));
     &KEY
 }
 
@@ -116,7 +117,7 @@ const MAX_RECORDED: usize = 64;
 struct Run<'a> {
     script: Script<'a>,
     /// The key of the prober and the responder.
-    key: Option<&'static Key>,
+    key: Option<&'static TagKey>,
     now: u64,
     session: Session,
     epoch: u32,

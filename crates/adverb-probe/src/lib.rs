@@ -39,6 +39,7 @@ compile_error!("adverb-probe needs Linux: adverb-wire and adverb-proto work ever
 pub mod answer;
 #[cfg(feature = "tokio")]
 mod async_prober;
+mod error;
 pub mod figures;
 pub mod format;
 #[cfg(all(any(test, fuzzing), feature = "soft"))]
@@ -56,19 +57,19 @@ pub mod session;
 pub mod stamp;
 pub mod ud_queue;
 
+pub use adverb_verbs::Key;
 #[cfg(feature = "tokio")]
 pub use async_prober::AsyncProber;
-pub use key::Key;
+pub use error::ProbeError;
 pub use prober::{DEFAULT_LOOKUP_TIMEOUT, Peer, ProbePath, Prober, ProberOptions, Strays};
 pub use responder::{DEFAULT_PORT, Responder, ResponderOptions, ResponderStats};
 
 /// Returns random bytes.
-fn random<const N: usize>() -> adverb_verbs::Result<[u8; N]> {
+fn random<const N: usize>() -> Result<[u8; N], ProbeError> {
     let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).map_err(|error| adverb_verbs::Error::Verb {
-        action: "reading random bytes".to_owned(),
-        error: std::io::Error::other(error),
-        hint: "".into(),
+    getrandom::fill(&mut bytes).map_err(|error| ProbeError::System {
+        action: "reading random bytes".into(),
+        source: std::io::Error::other(error),
     })?;
     Ok(bytes)
 }

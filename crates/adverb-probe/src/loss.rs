@@ -56,17 +56,17 @@ pub struct LossyPath {
 }
 
 /// The results of a port's probes.
-struct Results {
+struct PortResults {
     complete: f64,
     one_answer: f64,
     unanswered: f64,
 }
 
-impl Results {
-    fn new(counts: &ProbeCounts) -> Results {
+impl PortResults {
+    fn new(counts: &ProbeCounts) -> PortResults {
         let complete = counts.answered + counts.late + counts.impossible + counts.unstamped;
         let unanswered = counts.lost + counts.unreachable;
-        Results {
+        PortResults {
             complete: complete as f64,
             one_answer: counts.return_lost as f64,
             unanswered: unanswered as f64,
@@ -92,7 +92,7 @@ impl LossCount {
     /// Returns the counts of the direction to the responder, of the ports that share a path.
     pub fn of_probes<'a>(ports: impl IntoIterator<Item = &'a ProbeCounts>) -> LossCount {
         let mut sum = LossCount::default();
-        for results in ports.into_iter().map(Results::new) {
+        for results in ports.into_iter().map(PortResults::new) {
             let (foreign, deviation) = results.both_answers_lost();
             sum += LossCount {
                 trials: results.complete + results.one_answer + results.unanswered,
@@ -108,7 +108,7 @@ impl LossCount {
     /// which both were lost are not counted.
     pub fn of_answers<'a>(ports: impl IntoIterator<Item = &'a ProbeCounts>) -> LossCount {
         let mut sum = LossCount::default();
-        for results in ports.into_iter().map(Results::new) {
+        for results in ports.into_iter().map(PortResults::new) {
             // The share of losses is then the most likely *q*, given that at least one answer arrived.
             let trials = 2.0 * results.complete + results.one_answer;
             sum += LossCount { trials, losses: results.one_answer, ..LossCount::default() };

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-use adverb_verbs::{Device, Error, Result, Traffic};
+use adverb_verbs::{Device, Error, Key, Traffic};
 
+use crate::error::{ProbeError, Result, check_range};
 use crate::format::{MAX_PROBE_LEN, Message, PROBE_LEN, ParseError, Sequence};
-use crate::key::Key;
+use crate::key::TagKey;
 use crate::random;
 use crate::session::{Lookup, ProbeCounts, ProbeEvent, ProbeEventKind, ProbeResult, Session, SessionConfig};
 use crate::stamp::Stamp;
@@ -19,7 +19,7 @@ use crate::ud_queue::{Event, LookupResult, Sent, Service, UdQueue, Waker};
 #[must_use = "options do nothing by themselves"]
 pub struct ProberOptions {
     local_addr: Option<IpAddr>,
-    key: Option<Key>,
+    key: Option<TagKey>,
     session: SessionConfig,
     probe_len: usize,
     lookup_timeout: Duration,
@@ -51,7 +51,7 @@ impl ProberOptions {
 
     /// Sets the key, which must be that of the responders.
     pub fn key(mut self, key: &Key) -> ProberOptions {
-        self.key = Some(key.clone());
+        self.key = Some(TagKey::new(key));
         self
     }
 
@@ -107,11 +107,16 @@ impl ProberOptions {
     ///
     /// # Errors
     ///
-    /// Returns the error of opening the device, [`Error::LimitExceeded`] if probes are longer than the MTU, and
-    /// [`Error::InvalidRequest`] if an option is outside its range.
-    pub fn open(self, open_device: impl FnMut() -> Result<Device> + Send + 'static) -> Result<Prober> {
-        check_range("max_outstanding", self.session.max_outstanding, 1..=MAX_OUTSTANDING)?;
-        check_range("probe_len", self.probe_len, PROBE_LEN..=MAX_PROBE_LEN)?;
+    /// Returns [`ProbeError::Verbs`] if the device can't be opened, [`ProbeError::ProbeTooLong`] if probes are longer than
+    /// the MTU, and [`ProbeError::InvalidOption`] if an option is outside its range.
+    pub fn open(
+        self,
+        open_device: impl FnMut() -> adverb_verbs::Result<Device> + Send + 'static,
+    ) -> Result<Prober> {
+        let max_outstanding = self.session.max_outstanding as u64;
+        check_range("ProberOptions::max_outstanding", max_outstanding, 1..=MAX_OUTSTANDING)?;
+        let (min, max) = (PROBE_LEN as u64, MAX_PROBE_LEN as u64);
+        check_range("ProberOptions::probe_len", self.probe_len as u64, min..=max)?;
         let builder = UdQueue::builder(open_device)
             .send_slots(SEND_SLOTS)
             .recv_slots(self.recv_slots)
@@ -123,12 +128,7 @@ impl ProberOptions {
         };
         let queue = builder.open()?;
         if self.probe_len > queue.max_payload() {
-            return Err(Error::LimitExceeded {
-                quantity: "length of a probe".into(),
-                requested: self.probe_len as u64,
-                max: queue.max_payload() as u64,
-                hint: "a probe is one packet: choose a length up to the MTU".into(),
-            });
+            return Err(ProbeError::ProbeTooLong { len: self.probe_len, max: queue.max_payload() });
         }
         let targets = Targets {
             options: self,
@@ -150,7 +150,7 @@ impl Default for ProberOptions {
 }
 
 /// The maximum of [`ProberOptions::max_outstanding`].
-const MAX_OUTSTANDING: usize = 1024;
+const MAX_OUTSTANDING: u64 = 1024;
 /// The maximum number of probes in flight, to all responders together.
 const SEND_SLOTS: u32 = 512;
 /// Default of [`ProberOptions::recv_slots`].
@@ -166,16 +166,6 @@ const MAX_LOOKUP_DURATION: Duration = Duration::from_secs(2);
 const CONNECT_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// The bit of a lookup's number that distinguishes the lookups of [`Prober::connect`] from those of known responders.
 const CONNECT_ID: u64 = 1 << 63;
-
-/// Checks that an option is in its range.
-fn check_range(option: &str, value: usize, range: RangeInclusive<usize>) -> Result<()> {
-    if range.contains(&value) {
-        return Ok(());
-    }
-    let (min, max) = range.into_inner();
-    let reason = format!("`ProberOptions::{option}` is {value}, but must be from {min} to {max}");
-    Err(Error::InvalidRequest { reason: reason.into() })
-}
 
 /// A responder that a [`Prober`] knows.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -271,8 +261,9 @@ impl Prober {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if the responder's host doesn't answer in time, [`Error::CmRejected`] if no
-    /// responder listens at the port, and [`Error::Timeout`] if a [waker](Prober::waker) stops the prober.
+    /// Returns [`ProbeError::Verbs`] with [`Unreachable`](adverb_verbs::Error::Unreachable) if the responder's host doesn't
+    /// answer in time, or with [`CmRejected`](adverb_verbs::Error::CmRejected) if no responder listens at the port; and
+    /// [`ProbeError::Stopped`] if a [waker](Prober::waker) stops the prober.
     pub fn connect(&mut self, addr: SocketAddr) -> Result<Peer> {
         self.begin_connect(addr);
         loop {
@@ -309,12 +300,9 @@ impl Prober {
 
     /// Returns the result of [`begin_connect`](Prober::begin_connect), if there is one.
     pub(crate) fn poll_connect(&mut self) -> Option<Result<Peer>> {
-        let timeout = self.targets.options.lookup_timeout;
         let connecting = self.targets.connecting.as_mut()?;
         let result = match connecting.result.take() {
-            None if self.queue.is_stopped() => {
-                Err(Error::Timeout { timeout, action: "looking up a responder".into() })
-            }
+            None if self.queue.is_stopped() => Err(ProbeError::Stopped { action: "looking up a responder" }),
             None => return None,
             Some(result) => result,
         };
@@ -332,7 +320,7 @@ impl Prober {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the system has no random numbers.
+    /// Returns [`ProbeError::System`] if the system has no random numbers.
     pub fn add(&mut self, addr: SocketAddr) -> Result<Peer> {
         let epoch = random::<4>().map(u32::from_be_bytes)?;
         let index = self.targets.list.len();
@@ -362,7 +350,7 @@ impl Prober {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the address handle can't be created.
+    /// Returns [`ProbeError::Verbs`] if the address handle can't be created.
     pub fn post(&mut self, peer: &Peer, path: ProbePath) -> Result<bool> {
         Ok(self.post_probe(peer, path)?.is_some())
     }
@@ -395,7 +383,11 @@ impl Prober {
         }
         match posted {
             Ok(_) => Ok(Some(probe.sequence)),
-            Err(Error::QueueFull { .. } | Error::WrongState { .. }) => Ok(None),
+            Err(
+                ProbeError::SendSlotsFull { .. }
+                | ProbeError::DeviceFailed { .. }
+                | ProbeError::Verbs(Error::QueueFull { .. } | Error::WrongState { .. }),
+            ) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -477,13 +469,23 @@ impl Prober {
         session.timeout + session.grace + (*lookup_timeout).min(MAX_LOOKUP_DURATION)
     }
 
+    /// Returns the error of a probe that can't be sent.
+    pub(crate) fn not_sent(&self) -> ProbeError {
+        let action = "sending a probe";
+        match self.queue.is_stopped() {
+            true => ProbeError::Stopped { action },
+            false => ProbeError::TimedOut { action, timeout: self.probe_timeout() },
+        }
+    }
+
     /// Sends a probe and waits for its result.
     ///
     /// Events of other probes are dropped: don't mix this method with [`post`](Prober::post).
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`post`](Prober::post), and [`Error::Timeout`] if the probe can't be sent.
+    /// Returns the errors of [`post`](Prober::post), and [`ProbeError::TimedOut`] or
+    /// [`ProbeError::Stopped`] if the probe can't be sent.
     pub fn probe(&mut self, peer: &Peer) -> Result<ProbeResult> {
         self.probe_on(peer, ProbePath::default())
     }
@@ -501,7 +503,7 @@ impl Prober {
                 break sequence;
             }
             if started.elapsed() >= limit || self.queue.is_stopped() {
-                return Err(Error::Timeout { timeout: limit, action: "sending a probe".into() });
+                return Err(self.not_sent());
             }
             self.wait(Duration::from_millis(10), |_, _| {});
         };
@@ -522,7 +524,7 @@ impl Prober {
                 }
             });
         }
-        result.ok_or(Error::Timeout { timeout: limit, action: "waiting for a probe".into() })
+        result.ok_or(ProbeError::TimedOut { action: "waiting for a probe", timeout: limit })
     }
 
     /// Ends the probes of a responder: those that timed out, and whose responder was not found again, are unreachable,
@@ -628,13 +630,16 @@ impl Targets {
                 }
             }
             // The host answered that there is no responder.
-            Err(Error::CmRejected { .. }) => {
+            Err(ProbeError::Verbs(Error::CmRejected { .. })) => {
                 if target.service.take().is_some() {
                     self.end_epoch(index);
                 }
             }
             // Nothing is known until a lookup is answered.
-            Err(error) => tracing::debug!(%error, peer = %target.addr, "a lookup of a responder failed"),
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::debug!(error, peer = %target.addr, "a lookup of a responder failed");
+            }
         }
     }
 
@@ -782,7 +787,7 @@ mod tests {
         }
         assert_eq!(prober.next_due(Instant::now()), None, "a wait would spin");
         let unreachable = prober.connect(absent);
-        assert!(matches!(unreachable, Err(Error::Unreachable { .. })), "{unreachable:?}");
+        assert!(matches!(unreachable, Err(ProbeError::Verbs(Error::Unreachable { .. }))), "{unreachable:?}");
         assert!(prober.targets.connecting.is_none());
     }
 }

@@ -6,11 +6,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use adverb_verbs::internal::OwnerProcess;
-use adverb_verbs::{Device, Error, Result, Traffic};
+use adverb_verbs::{Device, Key, Traffic};
 use parking_lot::Mutex;
 
 use crate::answer::{Answer, AnswerConfig, AnswerCounts, AnswerState, Rate};
-use crate::key::Key;
+use crate::error::{ProbeError, Result};
+use crate::key::TagKey;
 use crate::random;
 use crate::stamp::Stamp;
 use crate::ud_queue::{Event, UdQueue, UdQueueStats, Waker};
@@ -35,7 +36,7 @@ pub const DEFAULT_PORT: u16 = 18_516;
 /// let result = prober.probe(&peer)?;
 /// println!("{:?}", result.figures().expect("an answer"));
 /// # }
-/// # Ok::<(), adverb_verbs::Error>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct Responder {
@@ -97,7 +98,7 @@ impl ResponderOptions {
     /// Sets the key. The responder then answers only probes of probers that have the same key. Other probers find the
     /// responder, but lose all probes.
     pub fn key(mut self, key: &Key) -> ResponderOptions {
-        self.answers.key = Some(key.clone());
+        self.answers.key = Some(TagKey::new(key));
         self
     }
 
@@ -139,8 +140,12 @@ impl ResponderOptions {
     ///
     /// # Errors
     ///
-    /// Returns the error of opening the device, and [`Error::Verb`] if the port is in use.
-    pub fn start(self, open_device: impl FnMut() -> Result<Device> + Send + 'static) -> Result<Responder> {
+    /// Returns [`ProbeError::Verbs`] if the device can't be opened or the port is in use, and [`ProbeError::System`] if
+    /// the system has no thread or no descriptor.
+    pub fn start(
+        self,
+        open_device: impl FnMut() -> adverb_verbs::Result<Device> + Send + 'static,
+    ) -> Result<Responder> {
         let builder = UdQueue::builder(open_device)
             .send_slots(SEND_SLOTS)
             .recv_slots(self.recv_slots)
@@ -165,10 +170,9 @@ impl ResponderOptions {
             }
         };
         let spawned = std::thread::Builder::new().name("adverb-responder".to_owned()).spawn(run);
-        let thread = spawned.map_err(|error| Error::Verb {
-            action: "starting the thread of a responder".to_owned(),
-            error,
-            hint: "check the limit of threads (`ulimit -u`)".into(),
+        let thread = spawned.map_err(|source| ProbeError::System {
+            action: "starting the thread of a responder".into(),
+            source,
         })?;
         let owner = OwnerProcess::current();
         Ok(Responder { local_addr, epoch, waker, shared, thread: Some(thread), owner })

@@ -231,7 +231,7 @@ pub struct Session {
     next: u32,
     /// Entries of probes, at the position of their number modulo the length. An entry stays after its result, to
     /// recognize duplicates.
-    entries: Vec<Option<Entry>>,
+    entries: Vec<Option<PendingProbe>>,
     /// Entries before this number have a result or timed out.
     oldest_waiting: u32,
     /// Entries before this number have a result.
@@ -258,7 +258,7 @@ struct FoundAlive {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct PendingProbe {
     probe: Probe,
     posted: Stamp,
     phase: Phase,
@@ -364,7 +364,8 @@ impl Session {
         self.next += 1;
         let sequence = Sequence { epoch: self.epoch, number };
         let probe = Probe { sequence, flow_label: flow_label & 0xf_ffff, dscp: dscp & 0x3f };
-        let entry = Entry { probe, posted, phase: Phase::Posted, sent: None, first: None, second: None };
+        let entry =
+            PendingProbe { probe, posted, phase: Phase::Posted, sent: None, first: None, second: None };
         let position = self.position(number);
         self.entries[position] = Some(entry);
         self.outstanding_count += 1;
@@ -481,7 +482,7 @@ impl Session {
 
     /// Returns the time at which [`handle_timeout`](Session::handle_timeout) must be called.
     pub fn poll_timeout(&self) -> Option<u64> {
-        let after = |entry: &Entry, delay: Duration| entry.posted.nanos.saturating_add(nanos(delay));
+        let after = |entry: &PendingProbe, delay: Duration| entry.posted.nanos.saturating_add(nanos(delay));
         let waiting = match self.outstanding_count {
             0 => None,
             _ => self.first_waiting().map(|entry| after(entry, self.config.timeout)),
@@ -567,31 +568,31 @@ impl Session {
         number as usize & (self.entries.len() - 1)
     }
 
-    fn get_mut(&mut self, number: u32) -> Option<&mut Entry> {
+    fn get_mut(&mut self, number: u32) -> Option<&mut PendingProbe> {
         let position = self.position(number);
         self.entries[position].as_mut().filter(|entry| entry.is_number(number))
     }
 
-    fn entry_mut(&mut self, sequence: Sequence) -> Option<&mut Entry> {
+    fn entry_mut(&mut self, sequence: Sequence) -> Option<&mut PendingProbe> {
         (sequence.epoch == self.epoch).then(|| self.get_mut(sequence.number)).flatten()
     }
 
-    fn get(&self, number: u32) -> Option<&Entry> {
+    fn get(&self, number: u32) -> Option<&PendingProbe> {
         self.entries[self.position(number)].as_ref().filter(|entry| entry.is_number(number))
     }
 
-    fn first_waiting(&self) -> Option<&Entry> {
+    fn first_waiting(&self) -> Option<&PendingProbe> {
         let mut entries = (self.oldest_waiting..self.next).filter_map(|number| self.get(number));
         entries.find(|entry| matches!(entry.phase, Phase::Posted | Phase::Sent))
     }
 
-    fn timed_out(&self) -> impl DoubleEndedIterator<Item = &Entry> {
+    fn timed_out(&self) -> impl DoubleEndedIterator<Item = &PendingProbe> {
         let entries = (self.oldest_open..self.oldest_waiting).filter_map(|number| self.get(number));
         entries.filter(|entry| entry.phase == Phase::TimedOut)
     }
 
     /// Returns the time at which a probe that timed out gets its result, or `None` if the responder may have stopped.
-    fn result_due_at(&self, entry: &Entry) -> Option<u64> {
+    fn result_due_at(&self, entry: &PendingProbe) -> Option<u64> {
         let (number, grace) = (entry.probe.sequence.number, nanos(self.config.grace));
         let timeout = nanos(self.config.timeout);
         // Only the send completion is missing, or this run of the responder answered a later probe.
@@ -647,7 +648,7 @@ impl Session {
     }
 }
 
-impl Entry {
+impl PendingProbe {
     fn is_number(&self, number: u32) -> bool {
         self.probe.sequence.number == number
     }

@@ -12,8 +12,8 @@ use adverb_probe::paths::choose_flow_labels;
 use adverb_probe::session::{ProbeEventKind, ProbeResult};
 use adverb_probe::stamp::{Stamp, StampKind};
 use adverb_probe::ud_queue::{Event, UdQueue};
-use adverb_probe::{Key, Peer, ProbePath, Prober, ProberOptions, Responder, ResponderOptions};
-use adverb_verbs::{Device, Error, FaultConfig, SoftDevice, Switch, Traffic};
+use adverb_probe::{Key, Peer, ProbeError, ProbePath, Prober, ProberOptions, Responder, ResponderOptions};
+use adverb_verbs::{Device, FaultConfig, SoftDevice, Switch, Traffic};
 
 /// The limit of waits that succeed at once unless something is broken.
 const TEST_DEADLINE: Duration = Duration::from_secs(60);
@@ -351,7 +351,7 @@ fn options_outside_their_range_are_errors() {
     ] {
         let device = on_switch(&switch);
         let error = options.open(move || Ok(device.clone())).expect_err("an error");
-        assert!(matches!(error, Error::InvalidRequest { .. }), "{error:?}");
+        assert!(matches!(error, ProbeError::InvalidOption { .. }), "{error:?}");
         assert!(error.to_string().contains(expected), "{error}");
     }
 }

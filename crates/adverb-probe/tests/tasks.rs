@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use adverb_probe::session::{ProbeEventKind, ProbeResult};
-use adverb_probe::{AsyncProber, ProbePath, ProberOptions, Responder, ResponderOptions};
+use adverb_probe::{AsyncProber, ProbeError, ProbePath, ProberOptions, Responder, ResponderOptions};
 use adverb_verbs::{Device, Error, FaultConfig, SoftDevice, Switch};
 
 /// The limit of waits that succeed at once unless something is broken.
@@ -57,7 +57,7 @@ async fn a_probe_is_answered_in_a_task() {
     }
     let absent = SocketAddr::new(responder.local_addr().ip(), 1);
     let rejected = prober.connect(absent).await;
-    assert!(matches!(rejected, Err(Error::CmRejected { .. })), "{rejected:?}");
+    assert!(matches!(rejected, Err(ProbeError::Verbs(Error::CmRejected { .. }))), "{rejected:?}");
     // The prober can be used without tasks afterwards.
     let mut prober = prober.into_blocking();
     assert!(is_answered(&prober.probe(&peer).unwrap()));

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use adverb_probe::ProbeError;
 use adverb_probe::paths::flow_label_of;
 use adverb_probe::stamp::StampKind;
 use adverb_probe::ud_queue::{Destination, Event, LookupResult, UdQueue, UdQueueBuilder};
@@ -198,7 +199,7 @@ fn without_a_free_slot_nothing_is_posted_and_completions_free_the_slots() {
         }
         assert_eq!(sender.free_send_slots(), 0);
         let refused = sender.send(0, &to, Traffic::new(), b"one too many");
-        assert!(matches!(refused, Err(Error::QueueFull { queue: "send", depth: 4 })), "{refused:?}");
+        assert!(matches!(refused, Err(ProbeError::SendSlotsFull { slots: 4 })), "{refused:?}");
         let mut completed = Vec::new();
         while completed.len() < 4 {
             sender.wait(TEST_DEADLINE, |_, event| match event {
@@ -227,7 +228,7 @@ fn a_payload_that_is_too_long_takes_no_slot() {
     let to = receiver.local().unwrap();
     let max = sender.max_payload();
     let refused = sender.send(0, &to, Traffic::new(), &vec![0; max + 1]);
-    assert!(matches!(refused, Err(Error::OutOfBounds { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(ProbeError::PayloadTooLong { .. })), "{refused:?}");
     assert_eq!(sender.free_send_slots(), 64);
     sender.send(0, &to, Traffic::new(), &vec![7; max]).unwrap();
     let [_, mut receiver] = [sender, receiver];
@@ -373,10 +374,10 @@ fn a_port_without_a_service_is_rejected() {
     let [mut queue, peer] = pair();
     let address = SocketAddr::new(peer.gid().unwrap().gid.ip(), 7);
     let rejected = queue.lookup(address, TEST_DEADLINE);
-    assert!(matches!(rejected, Err(Error::CmRejected { .. })), "{rejected:?}");
+    assert!(matches!(rejected, Err(ProbeError::Verbs(Error::CmRejected { .. }))), "{rejected:?}");
     queue.begin_lookup(3, address, TEST_DEADLINE).unwrap();
     let result = looked_up(&mut queue);
-    assert!(matches!(result.service, Err(Error::CmRejected { .. })), "{result:?}");
+    assert!(matches!(result.service, Err(ProbeError::Verbs(Error::CmRejected { .. }))), "{result:?}");
     assert!(queue.listen(0, &[0; 137]).is_err(), "too much private data");
 }
 
@@ -386,12 +387,12 @@ fn a_lookup_of_an_absent_peer_ends_in_time_and_when_it_is_stopped() {
     let absent = SocketAddr::new(ABSENT, 7);
     queue.begin_lookup(3, absent, Duration::from_millis(50)).unwrap();
     let result = looked_up(&mut queue);
-    assert!(matches!(result.service, Err(Error::Unreachable { .. })), "{result:?}");
+    assert!(matches!(result.service, Err(ProbeError::Verbs(Error::Unreachable { .. }))), "{result:?}");
     let waker = queue.waker();
     let thread = std::thread::spawn(move || queue.lookup(absent, Duration::from_secs(3600)));
     std::thread::sleep(Duration::from_millis(20));
     waker.stop();
-    assert!(matches!(thread.join().unwrap(), Err(Error::Timeout { .. })));
+    assert!(matches!(thread.join().unwrap(), Err(ProbeError::Stopped { .. })));
 }
 
 #[test]
@@ -402,7 +403,7 @@ fn lookups_are_bounded() {
         queue.begin_lookup(id, absent, TEST_DEADLINE).unwrap();
     }
     let refused = queue.begin_lookup(64, absent, TEST_DEADLINE);
-    assert!(matches!(refused, Err(Error::QueueFull { queue: "lookup", depth: 64 })), "{refused:?}");
+    assert!(matches!(refused, Err(ProbeError::TooManyLookups { max: 64 })), "{refused:?}");
 }
 
 /// Opens a queue whose device fails after some packets, and whose next attempts to be opened fail too.
@@ -453,7 +454,7 @@ fn a_device_that_fails_is_opened_again() {
             break error;
         }
     };
-    assert!(matches!(&failure, Error::NoDevice { .. }), "{failure}");
+    assert!(matches!(&failure, ProbeError::FatalEvent { .. }), "{failure}");
     // Each datagram has an outcome: it was sent (or lost with the link), or it was flushed.
     assert!(outcomes.iter().all(Option::is_some), "{outcomes:?}");
     let flushed =
@@ -462,7 +463,7 @@ fn a_device_that_fails_is_opened_again() {
     // Until the device is opened again, the queue has no address and no slots.
     assert_eq!((queue.local(), queue.free_send_slots(), queue.max_payload()), (None, 0, 0));
     let refused = queue.send(0, &to, Traffic::new(), b"");
-    assert!(matches!(refused, Err(Error::WrongState { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(ProbeError::DeviceFailed { .. })), "{refused:?}");
     wait_for(&mut queue, |_, event| match event {
         Event::Reopened => Some(()),
         other => panic!("{other:?}"),

@@ -1,71 +1,136 @@
-//! The error type of every operation, with hints.
+//! The error type of every operation.
+
+mod call;
+mod hint;
+mod kind;
 
 use std::borrow::Cow;
+use std::error::Error as StdError;
+use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
-use adverb_proto::explain::{self, Call};
-use adverb_proto::types::{Failure, QpState, RejectReason};
+use adverb_proto::explain::Call;
+use adverb_proto::types::{Failure, QpState, RejectReason, Status};
+
+pub use call::call_failed;
+pub(crate) use call::error_number;
+pub use kind::{ConnectStage, DomainObject, Feature, Limit, MessageLimit, NoDeviceReason};
 
 /// The result type of fallible operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error: the failed operation, the cause and, for most errors, a [hint](Error::hint).
+/// An error of a device, of memory, of a queue, of a request, or of the connection manager.
 ///
-/// `Display` prints a message for users: the failed operation, the cause, and the hint on a separate line. `Debug`
-/// prints the variant and its fields. A `main` that returns a `Result` prints `Debug`: return `adverb::Report` there,
-/// which prints the message and the hint.
+/// `Display` prints one line: the failed operation and its object. [`source`](StdError::source) returns the cause, such
+/// as the operating system's error, whose text is not part of that line. [`hint`](Error::hint) returns an action that
+/// may solve the problem. A `main` that returns `Result<(), adverb::Report>` prints all three.
 ///
-/// The message includes the cause, so [`source`](std::error::Error::source) returns `None`: programs that print the chain
-/// of sources print the cause once.
+/// A program distinguishes errors by their variants, and an operating system's errors by [`io_error`](Error::io_error):
+///
+/// ```
+/// use adverb_verbs::Error;
+///
+/// fn exit_code(error: &Error) -> u8 {
+///     match error {
+///         Error::NotInstalled { .. } | Error::NoDevice { .. } => 2,
+///         Error::PermissionDenied { .. } => 3,
+///         Error::MemlockLimit { .. } | Error::DescriptorLimit { .. } => 4,
+///         error if error.is_timeout() => 5,
+///         _ => 1,
+///     }
+/// }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A library of rdma-core is not installed, or cannot be loaded.
-    #[error("{reason}{}", hint_line(.hint))]
+    #[error("rdma-core is not available")]
     NotInstalled {
         /// The library, and the dynamic linker's message.
-        reason: String,
-        /// An action to try.
-        hint: Cow<'static, str>,
+        source: Box<dyn StdError + Send + Sync>,
     },
     /// No device matches the request.
-    #[error("{reason}{}", hint_line(.hint))]
+    #[error("{problem}")]
     NoDevice {
-        /// The name, address or property that no device has.
-        reason: String,
-        /// The devices that exist, or an action to try.
-        hint: String,
+        /// The name, address or property that no device has: "no RDMA device is named mlx5_0".
+        problem: Box<str>,
+        /// The reason.
+        reason: NoDeviceReason,
+        /// The names or addresses that exist instead.
+        available: Box<[String]>,
     },
-    /// The device, the kernel or Adverb does not support the operation.
-    #[error("{feature} is not supported{}", hint_line(.hint))]
+    /// The device, its driver or Adverb does not support the operation.
+    #[error("{device} does not support {feature}")]
     Unsupported {
-        /// The unsupported operation or property: "multicast on mlx5_0".
-        feature: Cow<'static, str>,
-        /// An alternative.
-        hint: Cow<'static, str>,
+        /// The unsupported operation or property.
+        feature: Feature,
+        /// The name of the device.
+        device: Box<str>,
     },
-    /// A call to the device or the operating system failed.
-    #[error("{action} failed: {error}{}", hint_line(.hint))]
-    Verb {
-        /// The failed operation and its object: "creating a queue pair on rxe0".
-        action: String,
+    /// The process is not permitted to make a call, for example to open a device file in `/dev/infiniband`.
+    #[error("{action} failed")]
+    PermissionDenied {
+        /// The failed operation and its object: "opening device mlx5_0".
+        action: Box<str>,
+        /// The kind of call.
+        call: Call,
         /// The operating system's error.
-        error: io::Error,
-        /// An action to try, or an empty string.
-        hint: Cow<'static, str>,
+        source: io::Error,
+    },
+    /// Registering memory would exceed the limit of locked memory (`RLIMIT_MEMLOCK`).
+    #[error("{action} failed: the limit of locked memory is {limit} bytes")]
+    MemlockLimit {
+        /// The failed operation and its object: "registering 4096 bytes with mlx5_0".
+        action: Box<str>,
+        /// The limit, in bytes.
+        limit: u64,
+        /// The operating system's error.
+        source: io::Error,
+    },
+    /// The process or the system has too many open file descriptors.
+    #[error("{action} failed")]
+    DescriptorLimit {
+        /// The failed operation and its object: "creating a connection manager ID".
+        action: Box<str>,
+        /// The kind of call.
+        call: Call,
+        /// The operating system's error.
+        source: io::Error,
+    },
+    /// The device has failed or was removed. All of its objects are unusable.
+    #[error("{action} failed")]
+    DeviceFailed {
+        /// The failed operation and its object: "creating a completion queue on mlx5_0".
+        action: Box<str>,
+        /// The kind of call.
+        call: Call,
+        /// The operating system's error, or the software device's.
+        source: io::Error,
+    },
+    /// Another call to the device or the operating system failed.
+    ///
+    /// Methods that return this variant also return [`PermissionDenied`](Error::PermissionDenied),
+    /// [`DescriptorLimit`](Error::DescriptorLimit) and [`DeviceFailed`](Error::DeviceFailed) for these causes.
+    #[error("{action} failed")]
+    CallFailed {
+        /// The failed operation and its object: "creating a queue pair on rxe0".
+        action: Box<str>,
+        /// The kind of call.
+        call: Call,
+        /// The operating system's error, or the software device's.
+        source: io::Error,
     },
     /// A requested quantity is outside its limit.
-    #[error("{quantity} is {requested}, but the {}{}", limit(*.requested, *.max), hint_line(.hint))]
+    #[error("{limit} is {requested}, but the {}", bound(*.requested, *.max))]
     LimitExceeded {
-        /// The limited quantity: "completion queue depth".
-        quantity: Cow<'static, str>,
+        /// The limited quantity.
+        limit: Limit,
         /// The requested value.
         requested: u64,
         /// The largest allowed value.
         max: u64,
-        /// An action to try, or an empty string.
-        hint: Cow<'static, str>,
     },
     /// A range lies outside its memory.
     #[error("the range of {len} bytes at offset {offset} is out of bounds: the memory has {size} bytes")]
@@ -83,18 +148,18 @@ pub enum Error {
         /// The word's offset, in bytes.
         offset: usize,
     },
-    /// A message is longer than the queue pair, the request or the peer allows.
-    #[error("a message of {len} bytes exceeds the maximum of {max} bytes{}", hint_line(.hint))]
+    /// A message is longer than the queue pair or the request allows.
+    #[error("a message of {len} bytes exceeds the maximum of {max} bytes")]
     MessageTooLong {
         /// The message's length, in bytes.
         len: u64,
         /// The maximum length, in bytes.
         max: u64,
-        /// An action to try.
-        hint: &'static str,
+        /// The object or option that determines the maximum.
+        limit: MessageLimit,
     },
     /// The queue has no free entries for the requests.
-    #[error("the {queue} queue is full: {depth} requests are outstanding{}", hint_line(&QUEUE_FULL_HINT))]
+    #[error("the {queue} queue is full: {depth} requests are outstanding")]
     QueueFull {
         /// The queue: "send", "receive" or "shared receive".
         queue: &'static str,
@@ -102,14 +167,12 @@ pub enum Error {
         depth: u32,
     },
     /// The queue pair's state does not allow the operation.
-    #[error("{action} failed: the queue pair is in state “{state}”{}", hint_line(.hint))]
+    #[error("{action} failed: the queue pair is in state “{state}”")]
     WrongState {
         /// The failed operation: "posting a send request".
         action: &'static str,
         /// The queue pair's state.
         state: QpState,
-        /// An action to try.
-        hint: &'static str,
     },
     /// The arguments of an operation are invalid or inconsistent.
     #[error("invalid request: {reason}")]
@@ -118,51 +181,45 @@ pub enum Error {
         reason: Cow<'static, str>,
     },
     /// A request's memory or memory window belongs to a different protection domain than the queue.
-    #[error("posting to {queue} failed: the queue is in {queue_domain}, but the {object} is in {domain}{}", hint_line(&FOREIGN_DOMAIN_HINT))]
+    #[error("posting to {queue} failed: the queue is in {queue_domain}, but the {object} is in {domain}")]
     ForeignDomain {
-        /// The object: "memory" or "memory window".
-        object: &'static str,
+        /// The object of the request.
+        object: DomainObject,
         /// The object's protection domain, with its number and its device.
-        domain: String,
+        domain: Box<str>,
         /// The queue: "queue pair 17".
-        queue: String,
+        queue: Box<str>,
         /// The queue's protection domain, with its number and its device.
-        queue_domain: String,
+        queue_domain: Box<str>,
     },
     /// A request completed with an error.
-    #[error("request failed: {}{}{}", .failure.status, vendor_error(.failure), hint_line(&.failure.status.hint().unwrap_or_default()))]
+    #[error("a request{} failed: {}{}", to_peer(.peer), .failure.status, vendor_error(.failure))]
     RequestFailed {
         /// The completion's status and vendor error.
         failure: Failure,
+        /// The address of the peer, if the queue pair is connected and the request was posted to one of its own queues.
+        peer: Option<IpAddr>,
     },
     /// An operation did not finish within its timeout.
     #[error("timed out after {timeout:?} while {action}")]
     Timeout {
         /// The timeout.
-        timeout: std::time::Duration,
+        timeout: Duration,
         /// The operation: "waiting for a completion".
         action: Cow<'static, str>,
     },
-    /// The operation cannot finish without waiting.
-    #[error("{action} would block: earlier messages are still queued, or the peer's receive ring is full{}", hint_line(&WOULD_BLOCK_HINT))]
-    WouldBlock {
-        /// The operation: "sending a message".
-        action: &'static str,
-    },
     /// A connection could not be established: the peer did not reply, or there is no route to the peer.
-    #[error("connecting to {peer} failed while {stage}: {error}{}", hint_line(.hint))]
+    #[error("connecting to {peer} failed while {stage}")]
     Unreachable {
         /// The peer's address.
         peer: SocketAddr,
-        /// The step that failed: "resolving the route".
-        stage: &'static str,
+        /// The step that failed.
+        stage: ConnectStage,
         /// The cause; its kind is [`TimedOut`](io::ErrorKind::TimedOut) if the peer did not reply.
-        error: io::Error,
-        /// An action to try.
-        hint: Cow<'static, str>,
+        source: io::Error,
     },
     /// The peer's connection manager or program rejected the connect request.
-    #[error("{peer} rejected the connect request: {reason}{}", hint_line(.hint))]
+    #[error("{peer} rejected the connect request: {reason}")]
     CmRejected {
         /// The peer's address.
         peer: SocketAddr,
@@ -170,77 +227,95 @@ pub enum Error {
         reason: RejectReason,
         /// The private data from the peer's program, possibly padded with zeros. The data is empty unless the program
         /// rejected the request.
-        private_data: Vec<u8>,
-        /// An action to try.
-        hint: Cow<'static, str>,
-    },
-    /// The connection is closed or lost.
-    #[error("the connection to {peer} has ended: {reason}{}", hint_line(.hint))]
-    Disconnected {
-        /// The peer's address.
-        peer: SocketAddr,
-        /// The cause.
-        reason: String,
-        /// An action to try, or an empty string.
-        hint: Cow<'static, str>,
-    },
-    /// The handshake of a connection failed: one side rejected the other, or the peer does not use Adverb's protocol.
-    #[error("the handshake with {peer} failed: {reason}")]
-    HandshakeRejected {
-        /// The peer's address.
-        peer: SocketAddr,
-        /// The cause, as reported by the peer or detected by this side.
-        reason: String,
+        private_data: Box<[u8]>,
     },
     /// Memory could not be allocated.
-    #[error("allocating {len} bytes failed: {error}")]
+    #[error("allocating {len} bytes failed")]
     Allocation {
         /// The length of the allocation, in bytes.
         len: usize,
         /// The operating system's error.
-        error: io::Error,
+        source: io::Error,
     },
 }
 
+const _: () = assert!(size_of::<Error>() <= 64);
+
 impl Error {
     /// Returns an action that may solve the problem, if one is known.
-    pub fn hint(&self) -> Option<&str> {
-        let hint: &str = match self {
-            Error::NoDevice { hint, .. } => hint,
-            Error::NotInstalled { hint, .. }
-            | Error::Unsupported { hint, .. }
-            | Error::Verb { hint, .. }
-            | Error::LimitExceeded { hint, .. }
-            | Error::Unreachable { hint, .. }
-            | Error::CmRejected { hint, .. }
-            | Error::Disconnected { hint, .. } => hint,
-            Error::MessageTooLong { hint, .. } | Error::WrongState { hint, .. } => hint,
-            Error::ForeignDomain { .. } => FOREIGN_DOMAIN_HINT,
-            Error::RequestFailed { failure } => failure.status.hint().unwrap_or_default(),
-            Error::QueueFull { .. } => QUEUE_FULL_HINT,
-            Error::WouldBlock { .. } => WOULD_BLOCK_HINT,
-            Error::OutOfBounds { .. }
-            | Error::Unaligned { .. }
-            | Error::InvalidRequest { .. }
+    pub fn hint(&self) -> Option<Cow<'_, str>> {
+        hint::hint(self)
+    }
+
+    /// Returns the operating system's error, or the software device's, if the operation failed because of one. Its
+    /// [`kind`](io::Error::kind) and [`raw_os_error`](io::Error::raw_os_error) distinguish the errors of calls further.
+    pub fn io_error(&self) -> Option<&io::Error> {
+        match self {
+            Error::PermissionDenied { source, .. }
+            | Error::MemlockLimit { source, .. }
+            | Error::DescriptorLimit { source, .. }
+            | Error::DeviceFailed { source, .. }
+            | Error::CallFailed { source, .. }
+            | Error::Unreachable { source, .. }
+            | Error::Allocation { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+
+    /// Whether a time limit expired: the operation's [timeout](Error::Timeout), or the time within which a peer or a
+    /// service of the network must reply.
+    ///
+    /// A request whose retransmissions got no answer has [failed](Error::RequestFailed), and is not a timeout in this
+    /// sense: its queue pair is in the error state.
+    pub fn is_timeout(&self) -> bool {
+        matches!(self, Error::Timeout { .. })
+            || self.io_error().is_some_and(|error| error.kind() == io::ErrorKind::TimedOut)
+    }
+
+    /// Whether trying again later, without a change of the program or the configuration, can succeed.
+    ///
+    /// This holds for a full queue, a timeout, an unreachable peer, a peer that does not listen yet or is short of
+    /// resources, and for a temporary lack of ports, descriptors or memory. It does not hold for a failed request,
+    /// because its queue pair must be connected again first, nor for a device that has failed.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Error::QueueFull { .. }
             | Error::Timeout { .. }
-            | Error::HandshakeRejected { .. }
-            | Error::Allocation { .. } => "",
-        };
-        (!hint.is_empty()).then_some(hint)
+            | Error::MemlockLimit { .. }
+            | Error::DescriptorLimit { .. }
+            | Error::Allocation { .. } => true,
+            Error::NoDevice { reason, .. } => *reason == NoDeviceReason::PortsDown,
+            Error::CmRejected { reason, .. } => matches!(
+                reason,
+                RejectReason::NoQueuePair
+                    | RejectReason::NoResources
+                    | RejectReason::Timeout
+                    | RejectReason::InvalidServiceId
+                    | RejectReason::StaleConnection
+            ),
+            // No hardware has a route: a device must be opened first.
+            Error::Unreachable { source, .. } => source.kind() != io::ErrorKind::NotFound,
+            Error::CallFailed { source, .. } => call::is_transient(source),
+            _ => false,
+        }
     }
 }
 
-/// Keeps the message and the hint. The variant determines the kind.
+/// Keeps the error as the inner error. The variant, or the operating system's error, determines the kind.
 impl From<Error> for io::Error {
     fn from(error: Error) -> io::Error {
         let kind = match &error {
-            Error::Disconnected { .. } => io::ErrorKind::ConnectionReset,
-            Error::HandshakeRejected { .. } | Error::CmRejected { .. } => io::ErrorKind::ConnectionRefused,
-            Error::Unreachable { error, .. }
-            | Error::Verb { error, .. }
-            | Error::Allocation { error, .. } => error.kind(),
+            Error::PermissionDenied { .. } => io::ErrorKind::PermissionDenied,
+            Error::MemlockLimit { .. } => io::ErrorKind::OutOfMemory,
+            Error::CmRejected { .. } => io::ErrorKind::ConnectionRefused,
+            Error::RequestFailed { failure, .. } => match failure.status {
+                Status::RetryExceeded | Status::RnrRetryExceeded | Status::Flushed => {
+                    io::ErrorKind::ConnectionAborted
+                }
+                _ => io::ErrorKind::Other,
+            },
             Error::Timeout { .. } => io::ErrorKind::TimedOut,
-            Error::WouldBlock { .. } => io::ErrorKind::WouldBlock,
+            Error::QueueFull { .. } => io::ErrorKind::WouldBlock,
             Error::Unsupported { .. } => io::ErrorKind::Unsupported,
             Error::NotInstalled { .. } | Error::NoDevice { .. } => io::ErrorKind::NotFound,
             Error::OutOfBounds { .. }
@@ -249,38 +324,35 @@ impl From<Error> for io::Error {
             | Error::MessageTooLong { .. }
             | Error::ForeignDomain { .. }
             | Error::InvalidRequest { .. } => io::ErrorKind::InvalidInput,
-            _ => io::ErrorKind::Other,
+            error => error.io_error().map_or(io::ErrorKind::Other, io::Error::kind),
         };
         io::Error::new(kind, error)
     }
 }
 
-/// The hint of [`Error::ForeignDomain`].
-const FOREIGN_DOMAIN_HINT: &str = "register the memory in the queue's protection domain, or post the request to a queue of the memory's; \
-     `ProtectionDomain::id` returns the number of each";
+/// An error with its causes in one line, for logs.
+pub struct WithCauses<'a>(pub &'a (dyn StdError + 'static));
 
-/// The hint of [`Error::QueueFull`].
-const QUEUE_FULL_HINT: &str = "poll the completion queue, or create the queue pair with a larger depth";
-
-/// The hint of [`Error::WouldBlock`].
-const WOULD_BLOCK_HINT: &str = "try again after the peer has received messages, or use the method that waits";
-
-/// Returns the hint for an error number in a group of calls, or an empty string.
-pub(crate) fn errno_hint(number: Option<i32>, call: Call) -> &'static str {
-    number.and_then(|number| explain::errno_hint(number, call)).unwrap_or_default()
-}
-
-/// Returns the hint on a line of its own, or nothing for an empty hint.
-fn hint_line(hint: &impl AsRef<str>) -> String {
-    match hint.as_ref() {
-        "" => String::new(),
-        hint => format!("\n  hint: {hint}"),
+impl fmt::Display for WithCauses<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut cause = self.0.source();
+        while let Some(error) = cause {
+            write!(f, ": {error}")?;
+            cause = error.source();
+        }
+        Ok(())
     }
 }
 
-/// Returns the violated limit: the maximum, or the minimum, which is 1 for every quantity.
-fn limit(requested: u64, max: u64) -> String {
+/// Returns the violated bound: the maximum, or the minimum, which is 1 for every quantity.
+fn bound(requested: u64, max: u64) -> String {
     if requested > max { format!("maximum is {max}") } else { "minimum is 1".to_owned() }
+}
+
+/// Returns the peer as part of a sentence, or nothing if it is unknown.
+fn to_peer(peer: &Option<IpAddr>) -> String {
+    peer.map_or_else(String::new, |peer| format!(" to {peer}"))
 }
 
 /// Returns the vendor's error code in parentheses, or nothing for code 0.
@@ -292,59 +364,4 @@ fn vendor_error(failure: &Failure) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn display_prints_the_hint_and_debug_the_fields() {
-        let error =
-            || Error::NoDevice { reason: "no RDMA device is named mlx5_0".into(), hint: "try soft".into() };
-        let message = "no RDMA device is named mlx5_0\n  hint: try soft";
-        assert_eq!(error().to_string(), message);
-        let fields = r#"NoDevice { reason: "no RDMA device is named mlx5_0", hint: "try soft" }"#;
-        assert_eq!(format!("{:?}", error()), fields);
-    }
-
-    #[test]
-    fn a_full_queue_has_a_hint() {
-        let error = Error::QueueFull { queue: "send", depth: 16 };
-        let hint = error.hint().expect("a hint");
-        assert!(error.to_string().ends_with(&format!("\n  hint: {hint}")), "{error}");
-    }
-
-    #[test]
-    fn cause_appears_once() {
-        use crate::raw::RawPostError;
-        use crate::request::PostError;
-        let error = || Error::Unreachable {
-            peer: ([192, 0, 2, 1], 7471).into(),
-            stage: "sending the connect request",
-            error: io::ErrorKind::TimedOut.into(),
-            hint: "".into(),
-        };
-        let all: [Box<dyn std::error::Error>; 3] = [
-            error().into(),
-            PostError::<()> { error: error(), requests: Vec::new() }.into(),
-            RawPostError { error: error(), posted_count: None }.into(),
-        ];
-        for error in all {
-            let causes = std::iter::successors(Some(&*error), |error| error.source());
-            let messages: Vec<String> = causes.map(ToString::to_string).collect();
-            assert_eq!(
-                messages,
-                ["connecting to 192.0.2.1:7471 failed while sending the connect request: timed out"]
-            );
-        }
-    }
-
-    #[test]
-    fn vendor_error_appears_in_the_message() {
-        use adverb_proto::types::Status;
-        let message = |vendor_error| {
-            let failure = Failure { status: Status::LocalProtection, vendor_error };
-            Error::RequestFailed { failure }.to_string()
-        };
-        assert!(message(0x51).contains("(vendor error 0x51)"), "{}", message(0x51));
-        assert!(!message(0).contains("vendor"), "{}", message(0));
-    }
-}
+mod tests;

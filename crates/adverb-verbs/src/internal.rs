@@ -4,13 +4,14 @@
 use std::io;
 #[cfg(feature = "soft")]
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use adverb_proto::types::{DeviceEvent, Endpoint, Failure, SendOperation, Success};
+use adverb_proto::types::{Access, DeviceEvent, Endpoint, Failure, SendOperation, Success, WindowBind};
 
 use crate::cm;
-use crate::device::{Device, ProtectionDomain};
+use crate::device::{Device, DeviceWindow, ProtectionDomain};
 use crate::error::Result;
-use crate::memory::{MemoryRegion, Payload, PoolBuf};
+use crate::memory::{MemoryRegion, MemoryWindow, Payload, PoolBuf, RemoteMemory};
 use crate::queue_pair::QueuePair;
 use crate::request::{Completion, SendRequest};
 
@@ -18,11 +19,18 @@ use crate::request::{Completion, SendRequest};
 pub use crate::backend::{IcmpError, PathSocket};
 pub use crate::cm::connection::CmHandle;
 pub use crate::deadline::Deadline;
+pub use crate::error::{WithCauses, call_failed};
+pub use crate::key::DerivedKey;
 pub use crate::os::{Interest, OwnerProcess, Watch, call_at_exit, start_connect, wait_either, wait_many};
 
 /// Opens all RDMA hardware of this machine that Adverb supports.
 pub fn open_hardware() -> Vec<Device> {
     Device::open_hardware()
+}
+
+/// Whether two handles refer to the same device. A process may open RDMA hardware several times.
+pub fn is_same_device(first: &Device, second: &Device) -> bool {
+    first.is_same(second)
 }
 
 /// Returns the software NICs that this process has open, the last opened first.
@@ -85,7 +93,7 @@ pub fn plain_outcome(completion: &Completion) -> std::result::Result<Success, Fa
 ///
 /// # Errors
 ///
-/// Returns [`Error::Verb`](crate::Error::Verb) if the operation fails.
+/// Returns [`Error::CallFailed`](crate::Error::CallFailed) if the operation fails.
 pub fn reset_and_reclaim(queue_pair: &QueuePair) -> Result<Vec<(u64, Payload)>> {
     queue_pair.reset_and_reclaim()
 }
@@ -102,7 +110,7 @@ pub fn reset_and_reclaim(queue_pair: &QueuePair) -> Result<Vec<(u64, Payload)>> 
 /// # Errors
 ///
 /// Returns [`Error::InvalidRequest`](crate::Error::InvalidRequest) if the queue pair is a UD queue pair, and
-/// [`Error::Verb`](crate::Error::Verb) if the operation fails, for example because the device was removed.
+/// [`Error::CallFailed`](crate::Error::CallFailed) if the operation fails, for example because the device was removed.
 /// [`reset_and_reclaim`] then returns the requests.
 pub fn begin_drain(queue_pair: &QueuePair) -> Result<()> {
     queue_pair.begin_drain()
@@ -113,7 +121,7 @@ pub fn begin_drain(queue_pair: &QueuePair) -> Result<()> {
 ///
 /// # Errors
 ///
-/// Returns [`Error::Verb`](crate::Error::Verb) if posting a marker fails.
+/// Returns [`Error::CallFailed`](crate::Error::CallFailed) if posting a marker fails.
 pub fn is_drained(queue_pair: &QueuePair) -> Result<bool> {
     queue_pair.is_drained()
 }
@@ -124,13 +132,54 @@ pub fn error_event(queue_pair: &QueuePair) -> Option<DeviceEvent> {
     queue_pair.error_event()
 }
 
-/// Registers the memory of a region in another protection domain, too, with the same access rights.
+/// Registers the memory of a region in another protection domain, too.
 ///
 /// # Errors
 ///
-/// Returns [`Error::Verb`](crate::Error::Verb) if the operation fails.
-pub fn register_again(region: &MemoryRegion, domain: &ProtectionDomain) -> Result<MemoryRegion> {
-    region.reregister_in(domain)
+/// Returns [`Error::CallFailed`](crate::Error::CallFailed) if the operation fails.
+pub fn register_again(
+    region: &MemoryRegion,
+    domain: &ProtectionDomain,
+    access: Access,
+) -> Result<MemoryRegion> {
+    region.reregister_in(domain, access)
+}
+
+/// The access of a peer through a window, which this handle can end at any time, also while the request that binds the
+/// window is in flight.
+pub struct WindowAccess {
+    window: Arc<DeviceWindow>,
+    remote: RemoteMemory,
+}
+
+impl WindowAccess {
+    /// Returns the address and the key with which the peer accesses the memory.
+    pub fn remote(&self) -> RemoteMemory {
+        self.remote
+    }
+
+    /// Deallocates the window, which ends the access. If the bind is in flight, it may fail, and the queue pair with it.
+    pub fn revoke(&self) {
+        self.window.free();
+    }
+}
+
+/// Creates a request that binds a window to a whole region, also one of 4 GiB or more, and a handle that can end the
+/// access. The window must not be bound.
+pub fn bind_whole(
+    window: MemoryWindow,
+    region: &MemoryRegion,
+    access: Access,
+) -> (SendRequest, WindowAccess) {
+    let shared = Arc::clone(window.shared());
+    let request = SendRequest::bind(window, region.whole(), access);
+    let remote = match request.operation {
+        SendOperation::BindWindow(WindowBind { rkey, addr, length, .. }) => {
+            RemoteMemory { addr, rkey, len: length }
+        }
+        _ => unreachable!("the operation is a bind"),
+    };
+    (request, WindowAccess { window: shared, remote })
 }
 
 /// Takes back a buffer that was registered as a region, which revokes the region's access rights. Returns `None` if

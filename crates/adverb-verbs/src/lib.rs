@@ -53,6 +53,7 @@ mod error;
 mod explanations;
 #[doc(hidden)]
 pub mod internal;
+mod key;
 mod logging;
 pub mod memory;
 mod os;
@@ -84,7 +85,8 @@ pub use completion_queue::{CompletionQueue, CompletionQueueBuilder};
 pub use device::clock::ClockSample;
 pub use device::counters::{Counters, CountersDelta};
 pub use device::{AddressHandle, Device, ProtectionDomain, Traffic, UdDestination};
-pub use error::{Error, Result};
+pub use error::{ConnectStage, DomainObject, Error, Feature, Limit, MessageLimit, NoDeviceReason, Result};
+pub use key::{Key, KeyError};
 pub use memory::window::MemoryWindow;
 pub use queue_pair::raw;
 pub use queue_pair::{ConnectOptions, Datagram, QueuePair, QueuePairBuilder, Scope};

@@ -13,12 +13,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
+use adverb_proto::explain::Call;
 use adverb_proto::trace::{EventSink, Recorder, RecorderOptions, Recording, StopCause, StopOn, TraceEvent};
 use adverb_proto::types::{DeviceEvent, Qpn};
 use adverb_proto::{QueueEvent, Srq, Time};
 use parking_lot::Mutex;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, call_failed};
 use crate::os::clock_origin;
 
 /// A descriptor that becomes readable when a recorder stops by itself, and stays readable.
@@ -102,18 +103,12 @@ impl DeviceRecorder {
         if active.is_some() {
             return Err(already_recording(device));
         }
-        let (reader, stopped) = io::pipe().map_err(|error| Error::Verb {
-            action: action(),
-            error,
-            hint: "check the limit of open files (`ulimit -n`)".into(),
-        })?;
+        let (reader, stopped) = io::pipe().map_err(|error| call_failed(Call::System, action(), error))?;
         let mut control = Recorder::default();
         // No packets are recorded.
         let options = RecorderOptions { payload_limit: 0, ..options.clone() };
-        control.start(&options).map_err(|error| Error::Verb {
-            action: action(),
-            error: io::Error::new(io::ErrorKind::InvalidInput, error),
-            hint: "".into(),
+        control.start(&options).map_err(|error| {
+            call_failed(Call::System, action(), io::Error::new(io::ErrorKind::InvalidInput, error))
         })?;
         *active = Some(Active {
             options,

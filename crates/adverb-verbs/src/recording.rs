@@ -67,12 +67,13 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use adverb_proto::explain::Call;
 use adverb_proto::trace::{Recorder, RecorderOptions, StopOn};
 use parking_lot::Mutex;
 
 use crate::deadline::Deadline;
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::{Error, Limit, Result, call_failed};
 use crate::os::wait_either;
 use crate::queue_pair::QueuePair;
 use crate::recorder::StopSignal;
@@ -198,16 +199,15 @@ impl RecordingBuilder {
     ///
     /// Returns [`Error::LimitExceeded`] if the capacity is 0 or larger than its maximum, [`Error::InvalidRequest`] if
     /// a recording of the device is in progress, if a queue pair belongs to another device, or if there is a function
-    /// for a recording that never stops by itself, and [`Error::Verb`] if the operation fails.
+    /// for a recording that never stops by itself, and [`Error::CallFailed`] if the operation fails.
     pub fn start(self) -> Result<ActiveRecording> {
         let RecordingBuilder { device, options, foreign, on_stop } = self;
         let on_stop = on_stop.into_inner();
         if !(1..=Recorder::MAX_CAPACITY).contains(&options.capacity) {
             return Err(Error::LimitExceeded {
-                quantity: "capacity of a recording".into(),
+                limit: Limit::RecordingCapacity,
                 requested: options.capacity as u64,
                 max: Recorder::MAX_CAPACITY as u64,
-                hint: "use a value from 1 to the maximum".into(),
             });
         }
         if let Some(queue_pair) = foreign {
@@ -294,18 +294,15 @@ impl ActiveRecording {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if waiting fails.
+    /// Returns [`Error::CallFailed`] if waiting fails.
     pub fn wait_stopped(&self, timeout: impl Into<Option<Duration>>) -> Result<bool> {
         let timeout = timeout.into().unwrap_or(Duration::MAX);
         let deadline = Deadline::new(timeout);
         loop {
             let left = deadline.left();
             let limit = (left != Duration::MAX).then_some(left);
-            let is_stopped = wait_either(self.stopped.as_fd(), None, limit).map_err(|error| Error::Verb {
-                action: "waiting for a recording to stop".to_owned(),
-                error,
-                hint: "".into(),
-            })?;
+            let is_stopped = wait_either(self.stopped.as_fd(), None, limit)
+                .map_err(|error| call_failed(Call::Poll, "waiting for a recording to stop", error))?;
             if is_stopped || left.is_zero() {
                 return Ok(is_stopped);
             }
@@ -318,11 +315,7 @@ impl ActiveRecording {
 
     /// Starts the thread that waits for the recording to stop by itself.
     fn watch(&self, on_stop: OnStop) -> Result<Watcher> {
-        let start_error = |error| Error::Verb {
-            action: "starting the thread of a recording".to_owned(),
-            error,
-            hint: "check the limits of threads and open files (`ulimit -u`, `ulimit -n`)".into(),
-        };
+        let start_error = |error| call_failed(Call::System, "starting the thread of a recording", error);
         let (canceled, cancel) = io::pipe().map_err(start_error)?;
         let (device, stopped) = (self.device.clone(), Arc::clone(&self.stopped));
         let run = move || {

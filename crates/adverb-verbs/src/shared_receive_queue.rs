@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use adverb_proto::Srq;
+use adverb_proto::explain::Call;
 use adverb_proto::trace::{EventSink, RecvQueueId, TraceEvent};
 use adverb_proto::types::{self as plain, Segment};
 
 use crate::backend::{self, PostFailure, RawOutcome, RecvList, flag};
 use crate::device::ProtectionDomain;
-use crate::error::{Error, Result};
+use crate::error::{Error, Limit, Result, WithCauses, call_failed};
 use crate::memory::{Payload, PayloadSegment};
 use crate::recorder::QueueRecorder;
 use crate::request::{Completion, PostError, RecvRequest};
@@ -116,7 +117,7 @@ impl SharedReceiveQueue {
     /// # Errors
     ///
     /// Returns [`Error::QueueFull`] if the queue is full, [`Error::LimitExceeded`], [`Error::InvalidRequest`] or
-    /// [`Error::ForeignDomain`] if the request is invalid for the queue, and [`Error::Verb`] if the operation fails.
+    /// [`Error::ForeignDomain`] if the request is invalid for the queue, and [`Error::CallFailed`] if the operation fails.
     /// The error contains the request; see [`PostError`] for the exception.
     pub fn post_recv(&self, request: impl Into<RecvRequest>) -> Result<RequestId, PostError<RecvRequest>> {
         let request = request.into();
@@ -157,8 +158,8 @@ impl SharedReceiveQueue {
         match posted {
             Ok(()) => Ok(RequestId(id)),
             Err(failure) => {
-                let action = "posting a receive request to a shared receive queue".to_owned();
-                let error = Error::Verb { action, error: failure.error, hint: "".into() };
+                let action = "posting a receive request to a shared receive queue";
+                let error = call_failed(Call::Post, action, failure.error);
                 Err(PostError { error, requests: unposted })
             }
         }
@@ -169,7 +170,7 @@ impl SharedReceiveQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the operation fails, for example because `limit` exceeds the depth.
+    /// Returns [`Error::CallFailed`] if the operation fails, for example because `limit` exceeds the depth.
     pub fn arm(&self, limit: u32) -> Result<()> {
         self.0.backend.arm(limit)
     }
@@ -198,12 +199,7 @@ impl SharedReceiveQueue {
         self.0.domain.check_payload(&request.payload, || format!("shared receive queue {}", self.0.id))?;
         let (requested, max) = (request.payload.segments().len() as u64, u64::from(self.0.segments));
         if requested > max {
-            return Err(Error::LimitExceeded {
-                quantity: "number of segments in a request".into(),
-                requested,
-                max,
-                hint: "use fewer segments, or create the shared receive queue with a larger `max_sge`".into(),
-            });
+            return Err(Error::LimitExceeded { limit: Limit::Segments, requested, max });
         }
         Ok(())
     }
@@ -235,7 +231,7 @@ impl Drop for Inner {
             // subscriber may panic.
             let requests = left.len();
             std::mem::forget(left);
-            tracing::error!(%error, requests, "destroying a shared receive queue failed; its buffers are leaked");
+            tracing::error!(error = %WithCauses(&error), requests, "destroying a shared receive queue failed; its buffers are leaked");
         }
     }
 }
@@ -278,15 +274,14 @@ impl SharedReceiveQueueBuilder {
     /// # Errors
     ///
     /// Returns [`Error::LimitExceeded`] if the depth is 0 or larger than 65,536, or if a limit of a software device is
-    /// exceeded, and [`Error::Verb`] if the device can't create the queue.
+    /// exceeded, and [`Error::CallFailed`] if the device can't create the queue.
     pub fn create(self) -> Result<SharedReceiveQueue> {
         const MAX_DEPTH: u32 = 1 << 16;
         if self.depth == 0 || self.depth > MAX_DEPTH {
             return Err(Error::LimitExceeded {
-                quantity: "shared receive queue depth".into(),
+                limit: Limit::SharedReceiveQueueDepth,
                 requested: self.depth.into(),
                 max: MAX_DEPTH.into(),
-                hint: "use a value from 1 to the maximum".into(),
             });
         }
         static NEXT_ID: AtomicU32 = AtomicU32::new(1);

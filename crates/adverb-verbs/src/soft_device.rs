@@ -156,7 +156,7 @@ impl SoftDevice {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`](crate::Error::Verb) if the address doesn't belong to this machine, if all its UDP ports
+    /// Returns [`Error::CallFailed`](crate::Error::CallFailed) if the address doesn't belong to this machine, if all its UDP ports
     /// are in use, or if the capture file can't be created.
     pub fn open(self) -> Result<Device> {
         Device::soft(&self.0)

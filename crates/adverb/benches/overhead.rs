@@ -17,7 +17,7 @@ use counting::allocations;
 const BATCH: u32 = 32;
 const REMOTE: RemoteMemory = RemoteMemory { addr: 0x1000, rkey: 7, len: 4096 };
 
-fn main() -> adverb::Result<()> {
+fn main() -> adverb::verbs::Result<()> {
     let mut args = std::env::args().skip(1).filter(|arg| !arg.starts_with("--"));
     let (Some(mode), Some(rounds)) = (args.next(), args.next().and_then(|rounds| rounds.parse().ok())) else {
         println!("nothing to do: `cargo xtask overhead` runs this with arguments");
@@ -29,7 +29,7 @@ fn main() -> adverb::Result<()> {
     let queue_pair =
         domain.queue_pair(Transport::Rc).completion_queue(&completions).depth(256, 1).create()?;
     queue_pair.connect(&queue_pair.endpoint())?;
-    let buffers: Vec<Buffer> = (0..BATCH).map(|_| domain.buffer(64)).collect::<adverb::Result<_>>()?;
+    let buffers: Vec<Buffer> = (0..BATCH).map(|_| domain.buffer(64)).collect::<adverb::verbs::Result<_>>()?;
 
     let count = match mode.as_str() {
         "raw-single" | "raw-batch" => run_raw(&mode, &queue_pair, &completions, rounds)?,
@@ -49,7 +49,7 @@ fn run(
     completions: &CompletionQueue,
     mut buffers: Vec<Buffer>,
     rounds: u64,
-) -> adverb::Result<(Vec<Buffer>, u64)> {
+) -> adverb::verbs::Result<(Vec<Buffer>, u64)> {
     let mut done: Vec<Completion> = Vec::with_capacity(64);
     let before = allocations();
     match mode {
@@ -81,7 +81,7 @@ fn run_raw(
     queue_pair: &QueuePair,
     completions: &CompletionQueue,
     rounds: u64,
-) -> adverb::Result<u64> {
+) -> adverb::verbs::Result<u64> {
     let batch = if mode == "raw-batch" { u64::from(BATCH) } else { 1 };
     let region = queue_pair.protection_domain().region(4096, Access::LOCAL_WRITE)?;
     let segment = Segment { addr: region.remote().addr, length: 64, lkey: region.lkey() };

@@ -19,7 +19,7 @@ const ROUNDS: u32 = 20_000;
 /// The number of buffers that are held at once, in the measurement with many.
 const HELD_COUNT: usize = 64;
 
-fn main() -> adverb::Result<()> {
+fn main() -> adverb::verbs::Result<()> {
     let pool = Pool::new(&Device::open("soft")?.create_protection_domain()?);
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
     if let [allocator, len, rounds] = &args[..] {

@@ -57,7 +57,7 @@ struct Side {
 }
 
 impl Side {
-    fn new(path: &Path) -> Result<(QueuePair, Side), adverb::Error> {
+    fn new(path: &Path) -> Result<(QueuePair, Side), adverb::verbs::Error> {
         let device = path.device()?;
         let domain = device.create_protection_domain()?;
         let completions = device.completion_queue(8).events().create()?;
@@ -66,14 +66,14 @@ impl Side {
         Ok((queue_pair, Side { completions, receiving }))
     }
 
-    fn send(&self, connection: &Connection, message: Buffer) -> Result<(), adverb::Error> {
+    fn send(&self, connection: &Connection, message: Buffer) -> Result<(), adverb::verbs::Error> {
         let id = connection.queue_pair().post_send(SendRequest::send(message))?;
         self.completions.wait(id, TIMEOUT)?.result()?;
         Ok(())
     }
 
     /// Sends the first message back, and waits until the peer disconnects.
-    fn echo(&self, connection: &Connection) -> Result<(), adverb::Error> {
+    fn echo(&self, connection: &Connection) -> Result<(), adverb::verbs::Error> {
         let message = self.completions.wait(self.receiving, TIMEOUT)?.into_message()?;
         self.send(connection, message)?;
         match connection.wait_event(TIMEOUT)? {

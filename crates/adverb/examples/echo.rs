@@ -40,7 +40,8 @@ fn echo(connection: Connection) -> adverb::Result<()> {
     while let Some(message) = connection.recv()? {
         connection.send(message)?;
     }
-    connection.close()
+    connection.close()?;
+    Ok(())
 }
 
 fn measure(address: &str) -> adverb::Result<()> {
@@ -55,5 +56,6 @@ fn measure(address: &str) -> adverb::Result<()> {
         }
         println!("{len} bytes: {:?} per round trip", start.elapsed() / ROUNDS);
     }
-    connection.close()
+    connection.close()?;
+    Ok(())
 }

@@ -6,7 +6,6 @@
 //! $ cargo run --example flight_recorder -- dump.html # also writes the recording as a page
 //! ```
 
-use std::error::Error;
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::process::{Command, Stdio};
@@ -20,7 +19,7 @@ use adverb_trace::Trace;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-type Outcome<T> = Result<T, Box<dyn Error>>;
+type Outcome<T> = Result<T, adverb::Report>;
 
 fn main() {
     let run = match std::env::args().nth(1).as_deref() {
@@ -28,7 +27,7 @@ fn main() {
         page => client(page),
     };
     run.unwrap_or_else(|error| {
-        eprintln!("error: {error}");
+        eprintln!("error: {error:?}");
         std::process::exit(1)
     });
 }

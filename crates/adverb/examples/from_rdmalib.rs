@@ -16,7 +16,6 @@
 //!
 //! The manual's chapter "Clusters" lists each call of RDMALib with its counterpart.
 
-use std::error::Error;
 use std::time::Duration;
 
 use adverb::cluster::{Arena, Broker, BrokerConfig, Cluster, Event, Member, PeerId, PostError, RemotePtr};
@@ -46,23 +45,23 @@ fn main() {
         _ => Err("usage: from_rdmalib [SERVER-ID ADDRESS:PORT,ADDRESS:PORT,…]".into()),
     };
     done.unwrap_or_else(|error| {
-        eprintln!("error: {error}");
+        eprintln!("error: {error:?}");
         std::process::exit(1)
     });
 }
 
 /// Runs both servers in this process, at loopback addresses that depend on the process id.
-fn run_both() -> Result<(), Box<dyn Error>> {
+fn run_both() -> Result<(), adverb::Report> {
     let pid = std::process::id();
     let addr =
         |server| format!("127.{}.{}.{}:7471", 64 + 2 * (pid >> 16 & 31) + server, pid >> 8 & 255, pid & 255);
     let servers = vec![addr(0), addr(1)];
     let flags = Flags { server_id: 1, servers: servers.clone() };
-    std::thread::spawn(move || run(&flags).unwrap_or_else(|error| eprintln!("server 1: {error}")));
+    std::thread::spawn(move || run(&flags).unwrap_or_else(|error| eprintln!("server 1: {error:?}")));
     run(&Flags { server_id: 0, servers })
 }
 
-fn run(flags: &Flags) -> Result<(), Box<dyn Error>> {
+fn run(flags: &Flags) -> Result<(), adverb::Report> {
     // Thread i of a server has a session with thread i of each other server. `join` doesn't wait for them.
     let config = BrokerConfig {
         send_slots: 64,
@@ -81,7 +80,7 @@ fn run(flags: &Flags) -> Result<(), Box<dyn Error>> {
 
     // The memory for items. The slots of messages are not part of it.
     let builder = Arena::builder().partitions(1).slab_size(1 << 20);
-    let builder = builder.identity(cluster.this_member().0.into(), cluster.epoch());
+    let builder = builder.member(cluster.this_member().0.into()).epoch(cluster.epoch());
     let arena = builder.build(cluster.protection_domains())?;
     arena.allocate_segment(16 << 20, Access::REMOTE_READ)?;
     let mut draft = arena.alloc(VALUE.len())?;
@@ -98,7 +97,7 @@ fn run(flags: &Flags) -> Result<(), Box<dyn Error>> {
 }
 
 /// Sends requests to a server, and reads the items that it answers with.
-fn request(broker: &mut Broker, server: PeerId) -> Result<(), Box<dyn Error>> {
+fn request(broker: &mut Broker, server: PeerId) -> Result<(), adverb::Report> {
     let (mut sent, mut read) = (0, 0);
     let mut answers = Vec::new();
     let mut buffers = Vec::new(); // to be used again: registering memory takes time
@@ -149,7 +148,7 @@ fn request(broker: &mut Broker, server: PeerId) -> Result<(), Box<dyn Error>> {
 }
 
 /// Answers each message with a pointer, until the process is ended.
-fn serve(broker: &mut Broker, ptr: RemotePtr) -> Result<(), Box<dyn Error>> {
+fn serve(broker: &mut Broker, ptr: RemotePtr) -> Result<(), adverb::Report> {
     // The peers whose answers wait for a slot or a credit.
     let mut waiting: Vec<PeerId> = Vec::new();
     loop {

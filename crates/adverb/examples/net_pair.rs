@@ -16,7 +16,6 @@
 #[path = "../tests/net_pairs/cases/mod.rs"]
 mod cases;
 
-use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,9 +27,9 @@ use std::time::{Duration, Instant};
 use adverb::net::Options;
 use adverb::verbs::{Device, FaultConfig, SoftDevice};
 
-use cases::{AnyListener, Api, CASES, Case, End, Role};
+use cases::{AnyListener, Api, CASES, Case, Opening, Role};
 
-type Outcome<T = ()> = Result<T, Box<dyn Error>>;
+type Outcome<T = ()> = Result<T, adverb::Report>;
 
 /// The timeout of a case, longer than any timeout in it.
 const CASE_TIMEOUT: Duration = Duration::from_secs(150);
@@ -52,7 +51,7 @@ fn main() -> ExitCode {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("error: {error}");
+            eprintln!("error: {error:?}");
             ExitCode::FAILURE
         }
     }
@@ -104,7 +103,7 @@ fn listen(device: &Device, address: IpAddr, control: &str) -> Outcome {
         let options = case.options(Role::Server, Options::new().device(device));
         let listener = AnyListener::bind(api.parse()?, &options, address)?;
         control.send_line(&listener.address().to_string())?;
-        let result = run(move || case.run(Role::Server, listener.accept().expect("it is connected to")));
+        let result = run(move || case.run(Role::Server, &Opening::Accept(&listener)));
         control.send_line(&result.err().unwrap_or_default())?;
     }
     Ok(())
@@ -150,9 +149,7 @@ fn run_with_peer(
     control.send_line(&format!("{} {server}", case.name))?;
     let address: SocketAddr = control.receive_line()?.ok_or("the other process has ended")?.parse()?;
     let options = case.options(Role::Client, Options::new().device(device));
-    let result = run(move || {
-        case.run(Role::Client, End::connect(client, &options, address).expect("it is listened to"));
-    });
+    let result = run(move || case.run(Role::Client, &Opening::Connect(client, &options, address)));
     let theirs = control.receive_line()?.ok_or("the other process has ended")?;
     let ours = result.err().unwrap_or_default();
     let reasons = [("client: ", ours), ("server: ", theirs)];

@@ -34,7 +34,8 @@ fn serve(address: &str) -> adverb::Result<()> {
         train(&parameters, step)?;
     }
     println!("trained {step} steps meanwhile");
-    connection.close()
+    connection.close()?;
+    Ok(())
 }
 
 /// The version is odd while the parameters change.
@@ -60,5 +61,6 @@ fn read(address: &str) -> adverb::Result<()> {
             if is_whole { "consistent" } else { "changed while they were read" }
         );
     }
-    connection.close()
+    connection.close()?;
+    Ok(())
 }

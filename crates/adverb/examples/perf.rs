@@ -210,7 +210,7 @@ struct Side {
 }
 
 impl Side {
-    fn new(path: &Path, plan: &Plan) -> Result<Side, adverb::Error> {
+    fn new(path: &Path, plan: &Plan) -> adverb::verbs::Result<Side> {
         let device = path.device()?;
         let domain = device.create_protection_domain()?;
         let sends = device.completion_queue(WRITES).events().create()?;

@@ -50,7 +50,7 @@ struct Side {
 }
 
 impl Side {
-    fn new(domain: &ProtectionDomain) -> adverb::Result<Side> {
+    fn new(domain: &ProtectionDomain) -> adverb::verbs::Result<Side> {
         let completions = domain.device().completion_queue(8).events().create()?;
         let queue_pair =
             domain.queue_pair(Transport::Rc).completion_queue(&completions).depth(4, 4).create()?;
@@ -60,7 +60,7 @@ impl Side {
     }
 
     /// Sends a buffer. The request owns it until the completion returns it.
-    fn send(&self, payload: Buffer) -> adverb::Result<Buffer> {
+    fn send(&self, payload: Buffer) -> adverb::verbs::Result<Buffer> {
         let id = self.queue_pair.post_send(SendRequest::send(payload))?;
         let completion = self.completions.wait(id, TIMEOUT)?;
         completion.result()?;
@@ -68,12 +68,12 @@ impl Side {
     }
 
     /// Waits for a message.
-    fn receive(&self) -> adverb::Result<Buffer> {
+    fn receive(&self) -> adverb::verbs::Result<Buffer> {
         self.completions.wait(self.receiving, TIMEOUT)?.into_message()
     }
 
     /// Posts a receive for the next message.
-    fn post_recv(&mut self, buffer: Buffer) -> adverb::Result<()> {
+    fn post_recv(&mut self, buffer: Buffer) -> adverb::verbs::Result<()> {
         self.receiving = self.queue_pair.post_recv(buffer)?;
         Ok(())
     }

@@ -8,7 +8,6 @@
 //! $ cargo run --example rping -- -c -a 192.0.2.7 -d soft:192.0.2.9 -C 10 # or `rping -c -a 192.0.2.7 -C 10`
 //! ```
 
-use std::error::Error;
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 use std::thread;
@@ -34,13 +33,13 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Longer than a few retransmissions of an unacknowledged message.
 const LINGER: Duration = Duration::from_millis(500);
 
-type Outcome<T> = Result<T, Box<dyn Error>>;
+type Outcome<T> = Result<T, adverb::Report>;
 
 fn main() -> ExitCode {
     match Options::parse().and_then(|options| run(&options)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
+            eprintln!("error: {error:?}");
             ExitCode::FAILURE
         }
     }
@@ -211,7 +210,7 @@ struct Side {
 }
 
 impl Side {
-    fn new(path: &Path) -> Result<(QueuePair, Side), adverb::Error> {
+    fn new(path: &Path) -> Result<(QueuePair, Side), adverb::verbs::Error> {
         let device = path.device()?;
         let domain = device.create_protection_domain()?;
         let completions = device.completion_queue(16).events().create()?;
@@ -240,8 +239,8 @@ impl Side {
                 return Ok(None);
             }
             match self.completions.wait(self.receiving, Duration::from_millis(100)) {
-                Err(adverb::Error::Timeout { .. }) if Instant::now() < deadline => {}
-                Err(adverb::Error::Timeout { .. }) => {
+                Err(adverb::verbs::Error::Timeout { .. }) if Instant::now() < deadline => {}
+                Err(adverb::verbs::Error::Timeout { .. }) => {
                     return Err(format!("no message from the peer within {TIMEOUT:?}").into());
                 }
                 Err(error) => return Err(error.into()),

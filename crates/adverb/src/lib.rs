@@ -11,12 +11,14 @@
 //!         while let Some(message) = connection.recv().await? {
 //!             connection.send(message).await?; // copies the message only if it is short
 //!         }
-//!         connection.close().await
+//!         connection.close().await?;
+//!         Ok::<_, adverb::Error>(())
 //!     });
 //!     let connection = adverb::connect(address).await?;
 //!     connection.send(b"hello").await?;
 //!     assert_eq!(&connection.recv().await?.expect("an answer")[..], b"hello");
-//!     connection.close().await
+//!     connection.close().await?;
+//!     Ok(())
 //! }
 //! # #[cfg(not(all(feature = "soft", feature = "tokio")))]
 //! # fn main() {}
@@ -51,6 +53,7 @@
 #[cfg(not(target_os = "linux"))]
 compile_error!("adverb needs Linux: adverb-wire and adverb-proto work everywhere");
 
+mod error;
 pub mod manual;
 mod report;
 
@@ -61,6 +64,11 @@ pub use adverb_cluster as cluster;
 pub use adverb_net as net;
 #[doc(no_inline)]
 pub use adverb_net::blocking;
+#[doc(no_inline)]
+pub use adverb_net::{
+    AcceptError, BindError, ConnectError, ConnectionError, ExposeError, RecvError, RemoteError,
+    RemoteErrorKind, SendError, SendErrorKind,
+};
 #[cfg(feature = "tokio")]
 #[doc(no_inline)]
 pub use adverb_net::{Connection, Listener, connect};
@@ -72,9 +80,10 @@ pub use adverb_probe as probe;
 pub use adverb_trace as trace;
 #[doc(inline)]
 pub use adverb_verbs as verbs;
+pub use adverb_verbs::Key;
 #[doc(inline)]
 pub use adverb_verbs::memory;
-pub use adverb_verbs::{Error, Result};
+pub use error::{Error, Result};
 pub use report::Report;
 
 /// Compiles and runs the README's examples as doctests.

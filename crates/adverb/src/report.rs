@@ -1,14 +1,22 @@
 //! Errors for people.
 
+use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
+
+#[cfg(feature = "cluster")]
+use crate::cluster;
+use crate::net;
+#[cfg(feature = "probe")]
+use crate::probe;
+use crate::verbs::raw::RawPostError;
+use crate::verbs::{self, PostError, RecvRequest, SendRequest};
 
 /// An error as `main` prints it: for the person who runs the program.
 ///
 /// A `main` that returns a `Result` prints the error's `Debug`, which for most types shows variants and fields to
-/// programmers. The `Debug` of a report is the error's message with its [hint](crate::Error::hint), and the causes that
-/// the message doesn't contain. The operator `?` converts texts, and errors that are `Send` and
-/// `Sync`, into a report.
+/// programmers. The `Debug` of a report is the error's message, the causes, and the first [hint](crate::Error::hint), each
+/// on a line of its own. The operator `?` converts texts, and errors that are `Send` and `Sync`, into a report.
 ///
 /// ```no_run
 /// fn main() -> Result<(), adverb::Report> {
@@ -18,6 +26,14 @@ use std::fmt;
 ///     connection.close()?;
 ///     Ok(())
 /// }
+/// ```
+///
+/// Such a program prints, for example:
+///
+/// ```text
+/// Error: opening device mlx5_0 failed
+///   cause: Permission denied (os error 13)
+///   hint: allow the process to read and write /dev/infiniband/uverbs*
 /// ```
 pub struct Report(Box<dyn Error + Send + Sync>);
 
@@ -30,21 +46,90 @@ impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Report {
 impl fmt::Debug for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = self.0.to_string();
-        let mut cause = self.0.source();
-        while let Some(error) = cause {
-            let message = error.to_string();
+        for cause in chain(&*self.0).skip(1) {
+            let message = cause.to_string();
+            // Errors of other crates may contain the text of their cause.
             if !text.contains(&message) {
                 text += &format!("\n  cause: {message}");
             }
-            cause = error.source();
+        }
+        if let Some(hint) = chain(&*self.0).find_map(hint) {
+            text += &format!("\n  hint: {hint}");
         }
         f.write_str(&text)
     }
 }
 
+/// Returns an error and its causes.
+fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |&error| error.source())
+}
+
+/// Returns the hint of an error of Adverb, of an error that contains one, or of an [`io::Error`](std::io::Error) that was
+/// made of one.
+#[allow(clippy::useless_conversion, reason = "some of the errors return a `&'static str`")]
+fn hint<'a>(error: &'a (dyn Error + 'static)) -> Option<Cow<'a, str>> {
+    macro_rules! hint_of {
+        ($($error:ty)*) => {
+            $(if let Some(error) = error.downcast_ref::<$error>() {
+                return error.hint().map(Cow::from);
+            })*
+        };
+    }
+    if let Some(error) = error.downcast_ref::<std::io::Error>() {
+        let inner: &(dyn Error + 'static) = error.get_ref()?;
+        return hint(inner);
+    }
+    hint_of! {
+        crate::Error
+        verbs::Error
+        net::ConnectError
+        net::BindError
+        net::AcceptError
+        net::ConnectionError
+        net::SendError
+        net::SendErrorKind
+        net::RecvError
+        net::ExposeError
+        net::RemoteError
+        net::RemoteErrorKind
+        verbs::KeyError
+    }
+    #[cfg(feature = "cluster")]
+    hint_of! {
+        cluster::ClusterError
+        cluster::BrokerError
+        cluster::ConfigError
+        cluster::SessionError
+        cluster::PostError
+        cluster::TransferError
+        cluster::RemotePtrError
+        cluster::RefusedTransfer
+        cluster::RefusedReply
+        cluster::TicketError
+        cluster::EstablishError
+        cluster::CallError
+        cluster::ArenaError
+    }
+    #[cfg(all(feature = "cluster", feature = "tokio"))]
+    hint_of! {
+        cluster::CallerError
+    }
+    #[cfg(feature = "probe")]
+    hint_of! {
+        probe::ProbeError
+    }
+    let cause = None
+        .or_else(|| error.downcast_ref::<PostError<SendRequest>>().map(|error| &error.error))
+        .or_else(|| error.downcast_ref::<PostError<RecvRequest>>().map(|error| &error.error))
+        .or_else(|| error.downcast_ref::<RawPostError>().map(|error| &error.error));
+    cause?.hint()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs::explain::Call;
 
     fn parse(text: &str) -> Result<u32, Report> {
         let number = text.parse()?;
@@ -54,32 +139,67 @@ mod tests {
         Ok(number)
     }
 
-    #[test]
-    fn a_report_shows_messages_hints_and_causes() {
-        assert_eq!(format!("{:?}", parse("x").unwrap_err()), "invalid digit found in string");
-        assert_eq!(format!("{:?}", parse("0").unwrap_err()), "the number is zero");
-        let error =
-            || crate::Error::NoDevice { reason: "no device is named a".into(), hint: "try soft".into() };
-        assert_eq!(format!("{:?}", Report::from(error())), "no device is named a\n  hint: try soft");
+    fn report(error: impl Into<Report>) -> String {
+        format!("{:?}", error.into())
+    }
 
+    fn failed() -> verbs::Error {
+        let (action, call) = ("opening device mlx5_0".into(), Call::OpenDevice);
+        let source = std::io::Error::from_raw_os_error(13);
+        verbs::Error::PermissionDenied { action, call, source }
+    }
+
+    #[test]
+    fn a_report_shows_texts_and_errors_of_other_crates() {
+        assert_eq!(report(parse("x").unwrap_err()), "invalid digit found in string");
+        assert_eq!(report(parse("0").unwrap_err()), "the number is zero");
+    }
+
+    #[test]
+    fn a_report_shows_message_cause_and_hint_once() {
+        let expected = "opening device mlx5_0 failed\n  cause: Permission denied (os error 13)\n  \
+                        hint: allow the process to read and write /dev/infiniband/uverbs*";
+        assert_eq!(report(failed()), expected);
+        assert_eq!(report(crate::Error::from(failed())), expected);
+        assert_eq!(report(PostError::<SendRequest> { error: failed(), requests: Vec::new() }), expected);
+        assert_eq!(report(std::io::Error::from(failed())), expected);
+    }
+
+    #[test]
+    fn a_report_shows_causes_and_their_hint_once() {
         #[derive(Debug)]
-        struct Outer(std::num::ParseIntError, &'static str);
-        impl fmt::Display for Outer {
+        struct Outer<E>(E, &'static str);
+        impl<E: Error> fmt::Display for Outer<E> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str(self.1)
             }
         }
-        impl Error for Outer {
+        impl<E: Error + 'static> Error for Outer<E> {
             fn source(&self) -> Option<&(dyn Error + 'static)> {
                 Some(&self.0)
             }
         }
-        let report = |text| format!("{:?}", Report::from(Outer("x".parse::<u16>().unwrap_err(), text)));
+        let number = |text| report(Outer("x".parse::<u16>().unwrap_err(), text));
         assert_eq!(
-            report("the port is invalid"),
+            number("the port is invalid"),
             "the port is invalid\n  cause: invalid digit found in string"
         );
         let with_cause = "the port is invalid: invalid digit found in string";
-        assert_eq!(report(with_cause), with_cause, "no cause is printed twice");
+        assert_eq!(number(with_cause), with_cause, "no cause is printed twice");
+        let wrapped = report(Outer(failed(), "the server cannot start"));
+        let inner = report(failed());
+        assert_eq!(wrapped, format!("the server cannot start\n  cause: {inner}"));
+    }
+    #[test]
+    fn a_report_shows_the_hint_of_a_connection() {
+        let error = || net::ConnectError::Refused {
+            peer: ([192, 0, 2, 7], 7471).into(),
+            source: std::io::Error::other("the cause"),
+        };
+        let expected = "192.0.2.7:7471 refused the connection\n  cause: the cause\n  \
+                        hint: start the listener: no program listens at this address and port";
+        assert_eq!(report(error()), expected);
+        assert_eq!(report(crate::Error::from(error())), expected);
+        assert_eq!(report(std::io::Error::from(error())), expected);
     }
 }

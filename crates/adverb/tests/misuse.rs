@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use adverb::memory::{Buffer, Pages};
 use adverb::verbs::{
-    Access, Completion, CompletionQueue, Device, ProtectionDomain, QueuePair, SendRequest, Transport,
+    Access, Completion, CompletionQueue, Device, Error, ProtectionDomain, QueuePair, Result, SendRequest,
+    Transport,
 };
-use adverb::{Error, Result};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 const QKEY: u32 = 0x1111_1111;

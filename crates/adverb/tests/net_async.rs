@@ -12,8 +12,7 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use adverb::Error;
-use adverb::net::{Connection, Connector, Listener, Options, RemoteAccess};
+use adverb::net::{Connection, ConnectionError, Connector, Listener, Options, RecvError, RemoteAccess};
 use adverb::verbs::{SoftDevice, Switch};
 use connections::{minimal, options};
 use random::Random;
@@ -69,7 +68,6 @@ async fn messages_of_all_lengths_arrive_in_both_directions() {
 async fn tasks_on_several_threads_share_a_connection() {
     const EACH: usize = 500;
     let (left, right) = pair(&minimal(options())).await;
-    let (left, right) = (std::sync::Arc::new(left), std::sync::Arc::new(right));
     let mut tasks = tokio::task::JoinSet::new();
     for sender in 0..4 {
         let left = left.clone();
@@ -176,11 +174,11 @@ async fn poll_once<F: Future>(future: &mut std::pin::Pin<&mut F>) -> Option<F::O
 async fn receives_time_out_and_a_dropped_peer_is_detected() {
     let (left, right) = pair(&options().keepalive(Duration::from_millis(100))).await;
     let error = left.recv_timeout(Duration::from_millis(50)).await.unwrap_err();
-    assert!(matches!(error, Error::Timeout { .. }), "{error}");
+    assert!(matches!(error, RecvError::TimedOut { .. }), "{error:?}");
     drop(right);
     let start = Instant::now();
     let error = left.recv().await.unwrap_err();
-    assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+    assert!(matches!(error, RecvError::ConnectionLost(ConnectionError::PeerAborted { .. })), "{error:?}");
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
 }
 
@@ -216,7 +214,7 @@ async fn async_and_blocking_connections_interoperate() {
         while let Some(message) = connection.recv()? {
             connection.send(message)?;
         }
-        connection.close()
+        Ok::<(), adverb::Error>(connection.close()?)
     });
     let connection = Connector::new().options(&options).connect(address).await.unwrap();
     for len in [0, 5, 100_000] {
@@ -285,7 +283,7 @@ async fn the_end_of_a_connection_can_be_awaited() {
     assert!(poll_once(&mut closed).await.is_none());
     drop(right);
     let error = closed.await;
-    assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+    assert!(matches!(error, ConnectionError::PeerAborted { .. }), "{error:?}");
 }
 
 #[tokio::test]

@@ -3,6 +3,8 @@
 
 #![cfg(feature = "soft")]
 
+#[path = "common/attacker.rs"]
+mod attacker;
 mod common;
 #[path = "common/connections.rs"]
 mod connections;
@@ -17,14 +19,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
-use adverb::Error;
-use adverb::memory::MemoryRegion;
-use adverb::net::blocking::{Connection, Connector, Listener};
-use adverb::net::{Bootstrap, Key, Options};
-use adverb::verbs::{
-    Access, Device, Endpoint, Gid, Psn, Qpn, RecvRequest, RemoteAddress, SendRequest, SoftDevice, Status,
-    Switch, cm,
+use adverb::net::blocking::{Connector, Listener};
+use adverb::net::{
+    AcceptError, Bootstrap, ConnectError, ConnectionError, Key, KeyMismatch, Options, RecvError,
 };
+use adverb::verbs::{Device, Gid, RemoteAddress, SendRequest, SoftDevice, Status, Switch, cm};
+use attacker::{Attacker, HostilePeer};
 use common::{End, LogSubscriber};
 use connections::device;
 use greeting::greeting;
@@ -47,66 +47,6 @@ fn key() -> Key {
     Key::new([7; 32]).unwrap()
 }
 
-/// The queue pair of an attacker, and the listener's greeting.
-struct Attacker {
-    end: End,
-    /// Kept open: closing it would end the handshake.
-    _stream: TcpStream,
-    server_greeting: Vec<u8>,
-}
-
-const RECEIVE: u64 = 99;
-
-impl Attacker {
-    /// Sends a greeting to a listener, and connects to the queue pair in the listener's greeting.
-    fn new(device: &Device, address: SocketAddr, greet: impl FnOnce(Endpoint) -> Vec<u8>) -> Attacker {
-        let end = End::new(device, 8, false);
-        for _ in 0..4 {
-            end.queue_pair.post_recv(RecvRequest::new(end.buffer(0, 4096)).tag(RECEIVE)).unwrap();
-        }
-        let mut stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(common::TIMEOUT)).unwrap();
-        stream.write_all(&greet(end.queue_pair.endpoint())).unwrap();
-        let mut server_greeting = vec![0; 16];
-        stream.read_exact(&mut server_greeting).unwrap();
-        assert_eq!(
-            server_greeting[..11],
-            *b"adverb\r\n\x02\x00\x01",
-            "{}",
-            String::from_utf8_lossy(&server_greeting)
-        );
-        let mut body = vec![0; usize::from(server_greeting[12])];
-        stream.read_exact(&mut body).unwrap();
-        server_greeting.extend(body);
-        let word = |at: usize| u32::from_le_bytes(server_greeting[at..at + 4].try_into().unwrap());
-        let gid = Gid::new(server_greeting[16..32].try_into().unwrap());
-        let peer = Endpoint::new(gid, Qpn::new(word(36)).unwrap(), Psn::new(word(40)).unwrap());
-        end.queue_pair.connect(&peer).unwrap();
-        Attacker { end, _stream: stream, server_greeting }
-    }
-
-    fn send(&self, bytes: &[u8]) -> Option<Status> {
-        let mut buffer = self.end.domain.buffer(bytes.len()).unwrap();
-        buffer.copy_from_slice(bytes);
-        self.end.run(SendRequest::send(buffer)).outcome().err().map(|failure| failure.status)
-    }
-
-    /// Returns the message that arrives within this time.
-    fn receive_within(&self, time: Duration) -> Option<Vec<u8>> {
-        let (start, mut done) = (Instant::now(), Vec::new());
-        while start.elapsed() < time {
-            self.end.completions.poll(&mut done).unwrap();
-            for completion in done.drain(..) {
-                if completion.tag() == RECEIVE && completion.is_ok() {
-                    return Some(completion.into_message().unwrap().to_vec());
-                }
-            }
-            sleep(Duration::from_millis(10));
-        }
-        None
-    }
-}
-
 /// Runs `attack` while the listener accepts, and then stops the listener. Returns the log lines of the rejected peers.
 fn attack_listener(listener: &Listener, attack: impl FnOnce(&Log)) -> Vec<String> {
     struct Stop<'a>(&'a Listener);
@@ -122,7 +62,7 @@ fn attack_listener(listener: &Listener, attack: impl FnOnce(&Log)) -> Vec<String
         let accepting = scope.spawn(|| {
             tracing::subscriber::with_default(log.subscriber(), || {
                 let error = listener.accept().unwrap_err();
-                assert!(error.to_string().contains("stopped"), "{error}");
+                assert!(matches!(error, AcceptError::Stopped { .. }), "{error:?}");
             });
         });
         attack(&log);
@@ -241,7 +181,7 @@ fn replayed_handshake_messages_are_rejected() {
     });
     assert!(logged[0].contains("no valid proof of the key"), "{logged:#?}");
     assert!(
-        logged[1].contains("the peer closed the connection") && logged[1].contains("same `Options::key`"),
+        logged[1].contains("ended the handshake") && logged[1].contains("same `Options::key`"),
         "{logged:#?}"
     );
     assert_accepts(&listener, &options);
@@ -260,7 +200,9 @@ fn replayed_handshake_messages_are_rejected() {
         assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0);
         client.join().unwrap()
     });
-    assert!(error.to_string().contains("different keys"), "{error}");
+    let ConnectError::Authentication { mismatch: KeyMismatch::KeysDiffer, .. } = error else {
+        panic!("{error:?}")
+    };
 }
 
 #[test]
@@ -303,6 +245,7 @@ fn a_connector_cannot_direct_a_listener_at_a_third_party() {
 #[test]
 fn a_listener_cannot_direct_a_connector_at_a_third_party() {
     let device = device();
+    let foreign = Gid::from(IpAddr::from([198, 51, 100, 9]));
     let impostor = TcpListener::bind("127.0.0.1:0").unwrap();
     let error = scope(|scope| {
         let client = scope.spawn(|| {
@@ -312,11 +255,11 @@ fn a_listener_cannot_direct_a_connector_at_a_third_party() {
         let mut stream = impostor.accept().unwrap().0;
         let mut client_greeting = [0; 44];
         stream.read_exact(&mut client_greeting).unwrap();
-        client_greeting[16..32].copy_from_slice(&Gid::from(IpAddr::from([198, 51, 100, 9])).bytes());
+        client_greeting[16..32].copy_from_slice(&foreign.bytes());
         stream.write_all(&client_greeting).unwrap();
         client.join().unwrap()
     });
-    assert!(error.to_string().contains("GID ::ffff:198.51.100.9 is not an address"), "{error}");
+    assert!(matches!(error, ConnectError::ForeignGid { gid, .. } if gid == foreign), "{error:?}");
 }
 
 impl Random {
@@ -394,7 +337,7 @@ fn malformed_private_data_doesnt_stop_a_listener() {
             match result {
                 // The peer must prove that it has the key, but disconnects.
                 Ok(connection) => drop(connection),
-                Err(Error::CmRejected { private_data, .. }) => {
+                Err(adverb::verbs::Error::CmRejected { private_data, .. }) => {
                     assert!(private_data.starts_with(b"adverb\r\n\x02\x00\x02"), "{private_data:?}");
                     let reason = String::from_utf8_lossy(&private_data[16..]);
                     assert!(number > 0 || reason.contains("protocol version 7 was received"), "{reason}");
@@ -409,53 +352,6 @@ fn malformed_private_data_doesnt_stop_a_listener() {
     let max_lines = 9 * (start.elapsed().as_secs() as usize + 1);
     assert!(logged.len() <= max_lines, "at most {max_lines} lines: {logged:#?}");
     assert_accepts(&listener, &options);
-}
-
-/// A connected peer that violates the protocol.
-struct HostilePeer {
-    attacker: Attacker,
-    /// The hello of the listener.
-    hello: Vec<u8>,
-    /// Registered while the listener writes to it.
-    _ring: MemoryRegion,
-    /// The number of bytes written to the listener's ring.
-    written: u64,
-}
-
-impl HostilePeer {
-    fn new(device: &Device, options: &Options) -> (Connection, HostilePeer) {
-        let listener = Listener::builder().options(options).bind("127.0.0.1:0").unwrap();
-        let (server, attacker, ring) = scope(|scope| {
-            let server = scope.spawn(|| listener.accept().unwrap());
-            let greet = |endpoint| greeting(Some(endpoint), None, None);
-            let attacker = Attacker::new(device, listener.local_addr(), greet);
-            let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-            let ring = attacker.end.domain.region(4096, rights).unwrap();
-            let mut hello = b"adverb\r\n\x02\x00".to_vec();
-            hello.extend(64u16.to_le_bytes());
-            hello.extend(4096u32.to_le_bytes());
-            hello.extend(ring.remote().addr.to_le_bytes());
-            hello.extend(ring.remote().rkey.to_le_bytes());
-            hello.extend((1u32 << 30).to_le_bytes());
-            // The hello has no session to resume.
-            hello.resize(64, 0);
-            assert_eq!(attacker.send(&hello), None);
-            (server.join().unwrap(), attacker, ring)
-        });
-        let hello = attacker.receive_within(common::TIMEOUT).expect("the listener sends its hello");
-        (server, HostilePeer { attacker, hello, _ring: ring, written: 0 })
-    }
-
-    /// Writes frames at the next position of the listener's ring, which is long enough not to wrap.
-    fn write(&mut self, frames: &[u8]) -> Option<Status> {
-        let mut buffer = self.attacker.end.buffer(0, frames.len());
-        buffer.copy_from_slice(frames);
-        let addr = u64::from_le_bytes(self.hello[16..24].try_into().unwrap()) + self.written;
-        let rkey = u32::from_le_bytes(self.hello[24..28].try_into().unwrap());
-        self.written += frames.len().next_multiple_of(16) as u64;
-        let write = SendRequest::write_with_imm(buffer, RemoteAddress { addr, rkey }, 0);
-        self.attacker.end.run(write).outcome().err().map(|failure| failure.status)
-    }
 }
 
 /// Returns an expose frame, without the bytes of the name.
@@ -475,8 +371,9 @@ fn a_rendezvous_above_the_size_limit_fails_the_connection() {
     rendezvous[0] = 2;
     rendezvous[4..8].copy_from_slice(&100_001u32.to_le_bytes());
     assert_eq!(peer.write(&rendezvous), None);
-    let error = server.recv().unwrap_err();
-    assert!(error.to_string().contains("longer than the maximum"), "{error}");
+    let error = server.closed();
+    let ConnectionError::ProtocolViolation { reason, .. } = error else { panic!("{error:?}") };
+    assert!(reason.contains("longer than the maximum"), "{reason}");
     assert!(server.pool().stats().used_bytes <= before + 4096, "{:?}", server.pool());
     // The connection object still exists, but the peer can't access its memory.
     assert_ne!(peer.write(&rendezvous), None);
@@ -505,7 +402,7 @@ fn exposing_too_many_regions_fails_the_connection() {
         let error = (0..6).find_map(|_| {
             peer.write(&many);
             match server.recv_timeout(Duration::from_millis(200)) {
-                Err(Error::Timeout { .. }) => None,
+                Err(RecvError::TimedOut { .. }) => None,
                 other => Some(other.unwrap_err().to_string()),
             }
         });

@@ -84,7 +84,7 @@ fn both_sides_may_close_at_the_same_time() {
     for _ in 0..50 {
         let (one, other) = pair(&options);
         scope(|scope| {
-            let closing = [one, other].map(|side| scope.spawn(|| side.close()));
+            let closing = [one, other].map(|side| scope.spawn(move || side.close()));
             closing.into_iter().for_each(|side| side.join().unwrap().unwrap());
         });
     }
@@ -146,7 +146,7 @@ mod tasks {
                 let address = listener.local_addr();
                 let closing = runtime.spawn({
                     let connector = Connector::new().options(&closer);
-                    async move { connector.connect(address).await?.close().await }
+                    async move { Ok::<_, adverb::Error>(connector.connect(address).await?.close().await?) }
                 });
                 let peer = runtime.block_on(listener.accept()).unwrap();
                 while runtime.block_on(peer.recv()).unwrap().is_some() {}
@@ -166,12 +166,12 @@ mod tasks {
                 run(async {
                     let listener = Listener::builder().options(&other).bind("127.0.0.1:0").await.unwrap();
                     send_address.send(listener.local_addr()).unwrap();
-                    listener.accept().await.unwrap().into_stream().shutdown().await
+                    listener.accept_stream().await.unwrap().shutdown().await
                 })
             });
             let connected = run(async {
-                let connection = Connector::new().options(&one).connect(address.recv().unwrap()).await;
-                connection.unwrap().into_stream().shutdown().await
+                let stream = Connector::new().options(&one).connect_stream(address.recv().unwrap()).await;
+                stream.unwrap().shutdown().await
             });
             connected.unwrap();
             accepting.join().unwrap().unwrap();
@@ -186,10 +186,10 @@ fn connect_succeeds_if_the_listener_writes_and_closes_at_once() {
         let listener = Listener::builder().options(&listener).bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr();
         scope(|scope| {
-            scope.spawn(|| listener.accept().unwrap().into_stream().write_all(b"bytes").unwrap());
+            scope.spawn(|| listener.accept_stream().unwrap().write_all(b"bytes").unwrap());
             // One poll may return the listener's hello, its bytes and its close.
-            let connection = Connector::new().options(&connector).connect(address).unwrap();
-            assert_eq!(std::io::read_to_string(connection.into_stream()).unwrap(), "bytes");
+            let stream = Connector::new().options(&connector).connect_stream(address).unwrap();
+            assert_eq!(std::io::read_to_string(stream).unwrap(), "bytes");
         });
     }
 }

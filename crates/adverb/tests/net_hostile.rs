@@ -22,7 +22,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
-use adverb::Error;
 use adverb::net::blocking::{Connection, Connector, Listener};
 use adverb::net::{Key, Options};
 use adverb::verbs::{Device, SoftDevice, cm};
@@ -164,7 +163,7 @@ fn attack_by_manager(addr: SocketAddr, valid: &[u8], seed: u64, stop: &AtomicBoo
         });
         count(&counts.manager);
         match result {
-            Ok(_) | Err(Error::CmRejected { .. }) => {}
+            Ok(_) | Err(adverb::verbs::Error::CmRejected { .. }) => {}
             Err(error) => panic!("{error}"),
         }
     }

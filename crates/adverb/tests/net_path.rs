@@ -8,9 +8,9 @@ use std::net::Ipv4Addr;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use adverb::Error;
-use adverb::net::Options;
+use adverb::Report;
 use adverb::net::blocking::{Connector, Listener};
+use adverb::net::{ConnectError, Options};
 use adverb::verbs::PathMtu;
 
 /// The environment variable that selects the role of a child process.
@@ -136,11 +136,12 @@ fn meets_a_firewall() {
     let start = Instant::now();
     let error = Connector::new().options(&options()).connect((LISTENER, PORT)).unwrap_err();
     assert!(start.elapsed() < Duration::from_secs(6), "the time limit is 5 s");
-    let Error::Unreachable { peer, error: cause, hint, .. } = &error else { panic!("{error:?}") };
+    let ConnectError::RdmaUnreachable { peer, is_software: true, .. } = &error else { panic!("{error:?}") };
     assert_eq!(*peer, (LISTENER, PORT).into());
-    assert_eq!(cause.kind(), std::io::ErrorKind::TimedOut);
-    let text = error.to_string();
-    for part in ["TCP works", "RoCE packets to 198.51.100.2:4791", "acknowledgements to 192.0.2.2:4791"] {
+    assert!(error.is_timeout());
+    let hint = error.hint().unwrap().into_owned();
+    let text = format!("{:?}", Report::from(error));
+    for part in ["not over RDMA", "RoCE packets to 198.51.100.2:4791", "acknowledgements to 192.0.2.2:4791"] {
         assert!(text.contains(part), "{part} is missing: {text}");
     }
     assert!(hint.contains("firewalls") && hint.contains("UDP port 4791"), "{hint}");

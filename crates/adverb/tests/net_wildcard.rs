@@ -11,9 +11,8 @@ use std::process::Command;
 use std::thread::scope;
 use std::time::Duration;
 
-use adverb::Error;
 use adverb::net::blocking::{Connector, Listener};
-use adverb::net::{Bootstrap, Key, Options};
+use adverb::net::{Bootstrap, ConnectError, Key, Options, RefusalReason};
 use adverb::verbs::Device;
 
 /// The environment variable that names the case for a child process.
@@ -139,10 +138,14 @@ fn refusal() {
         scope.spawn(|| listener.accept().map(drop));
         for addr in [ADDR, ADDR_V6] {
             let error = Connector::new().options(&options()).connect((addr, listener.local_addr().port()));
-            let Err(Error::HandshakeRejected { reason, .. }) = error else { panic!("{error:?}") };
-            let prefix =
-                format!("the listener has no RDMA device at {addr}: bind to that address, or open `soft:");
-            assert!(reason.starts_with(&prefix), "{reason}");
+            let Err(ConnectError::Rejected { reason: RefusalReason::AddressNotServed, ref message, .. }) =
+                error
+            else {
+                panic!("{error:?}")
+            };
+            assert_eq!(**message, format!("the listener has no RDMA device at {addr}"));
+            let hint = error.as_ref().unwrap_err().hint().unwrap();
+            assert!(hint.contains("bind the listener to that address, or open `soft:"), "{hint}");
         }
     });
 }
@@ -165,7 +168,9 @@ fn opened() {
         let _stop = Stop(&listener);
         scope.spawn(|| listener.accept().map(drop));
         let error = Connector::new().options(&options()).connect((ADDR_V6, port)).unwrap_err();
-        assert!(matches!(error, Error::HandshakeRejected { .. }), "{error}");
+        let ConnectError::Rejected { reason: RefusalReason::AddressNotServed, .. } = error else {
+            panic!("{error:?}")
+        };
     });
     drop(late);
 }
@@ -189,8 +194,15 @@ fn foreign() {
             let _stop = Stop(&listener);
             scope.spawn(|| listener.accept().map(drop));
             let connected = Connector::new().options(connector).connect(listener.local_addr());
-            let Err(Error::HandshakeRejected { reason, .. }) = connected else { panic!("{connected:?}") };
-            assert!(reason.contains(&format!("GID {gid} is not an address of the TCP peer")), "{reason}");
+            match connected {
+                // The listener has refused the connector's GID.
+                Err(ConnectError::Rejected { reason: RefusalReason::ForeignGid, message, .. }) => {
+                    assert_eq!(*message, format!("GID {gid} is not an address of the TCP peer"));
+                }
+                // The connector has refused the listener's.
+                Err(ConnectError::ForeignGid { gid: foreign, .. }) => assert_eq!(foreign, gid),
+                other => panic!("{other:?}"),
+            }
         });
     }
     let listener = Listener::builder().options(&lenient).bind("127.0.0.1:0").unwrap();

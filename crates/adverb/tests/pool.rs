@@ -9,9 +9,8 @@ mod random;
 use std::sync::Barrier;
 use std::sync::mpsc::channel;
 
-use adverb::Error;
 use adverb::memory::{Pool, PoolBuf};
-use adverb::verbs::{Completion, Device, ProtectionDomain, RecvRequest, SendRequest};
+use adverb::verbs::{Completion, Device, Error, ProtectionDomain, RecvRequest, SendRequest};
 use common::{End, connect};
 use random::Random;
 

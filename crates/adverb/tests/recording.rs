@@ -8,10 +8,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use adverb::Error;
 use adverb::verbs::recording::{Queue, Recording, RecvQueueId, RetryCause, StopCause, TimerKind, TraceEvent};
 use adverb::verbs::{
-    Access, Completion, ConnectOptions, Device, Qpn, RecvRequest, SendRequest, SoftDevice, Status, Switch,
+    Access, Completion, ConnectOptions, Device, Error, Qpn, RecvRequest, SendRequest, SoftDevice, Status,
+    Switch,
 };
 
 use common::{End, TIMEOUT, connect, device, pair};

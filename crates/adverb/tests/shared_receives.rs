@@ -4,10 +4,9 @@
 
 use std::time::{Duration, Instant};
 
-use adverb::Result;
 use adverb::verbs::{
-    CompletionQueue, Device, ProtectionDomain, QueuePair, RecvRequest, SendRequest, SharedReceiveQueue,
-    Transport,
+    CompletionQueue, Device, ProtectionDomain, QueuePair, RecvRequest, Result, SendRequest,
+    SharedReceiveQueue, Transport,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);

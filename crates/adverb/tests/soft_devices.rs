@@ -7,10 +7,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-use adverb::Error;
 use adverb::verbs::{
-    ConnectOptions, Device, FaultConfig, Gid, PathMtu, PortState, RecvRequest, SendRequest, SoftDevice,
-    Switch, Transport,
+    ConnectOptions, Device, Error, FaultConfig, Gid, PathMtu, PortState, RecvRequest, SendRequest,
+    SoftDevice, Switch, Transport,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -143,8 +142,9 @@ fn opening_a_used_or_unknown_address_fails_with_a_hint() {
     let _guard = share_devices();
     let address = Gid::from(SocketAddr::new(address().into(), 4800));
     let _taken = UdpSocket::bind(address.udp_addr()).unwrap();
-    let error = Device::open(&format!("soft:{address}")).unwrap_err().to_string();
-    assert!(error.contains("another software device has this address"), "{error}");
+    let error = Device::open(&format!("soft:{address}")).unwrap_err();
+    let cause = error.io_error().unwrap().to_string();
+    assert!(cause.contains("another software device has this address"), "{cause}");
     let error = Device::open("soft:203.0.113.77").unwrap_err();
     assert!(error.hint().unwrap().contains("ip address"), "{error}");
     for name in ["soft:", "soft:eth0", "soft:192.0.2"] {
@@ -198,7 +198,7 @@ fn devices_on_a_switch_need_no_network() {
     assert_eq!(other[0].gids().unwrap()[0].netdev, None);
     assert_eq!(other[1].port(1).unwrap().state, PortState::Active);
     let error = SoftDevice::on_switch(&switch, "10.0.0.1".parse().unwrap()).open().unwrap_err();
-    assert!(error.to_string().contains("already"), "{error}");
+    assert!(error.io_error().unwrap().to_string().contains("already"), "{error:?}");
 }
 
 #[test]

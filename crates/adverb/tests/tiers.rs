@@ -5,9 +5,8 @@ mod common;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use adverb::Error;
 use adverb::verbs::raw::{Completions, Segment, SendFlags, SendOperation};
-use adverb::verbs::{Access, CompletedOperation, QpState, SendRequest, Status};
+use adverb::verbs::{Access, CompletedOperation, Error, QpState, SendRequest, Status};
 
 use common::{End, TIMEOUT, assert_logs_no_error, device, pair};
 
@@ -41,6 +40,25 @@ fn requests_of_a_scope_borrow_their_memory() {
     let mut out = Vec::new();
     assert_eq!(left.completions.poll(&mut out).unwrap(), 0);
     assert_eq!(left.queue_pair.outstanding_send_count(), 0);
+}
+
+#[test]
+fn the_error_of_a_failed_request_names_the_peer_while_the_queue_pair_is_connected() {
+    let Some(device) = device() else { return };
+    let (left, right) = pair(&device, 8, true);
+    let flushed_peer = || {
+        let id = left.queue_pair.post_recv(left.buffer(0, 64)).unwrap();
+        left.queue_pair.move_to_error().unwrap();
+        let completion = left.completions.wait(id, TIMEOUT).unwrap();
+        match completion.result() {
+            Err(Error::RequestFailed { failure, peer }) if failure.status == Status::Flushed => peer,
+            other => panic!("{other:?}"),
+        }
+    };
+    let address = right.queue_pair.endpoint().gid.udp_addr().ip();
+    assert_eq!(flushed_peer(), Some(address));
+    let _payloads = left.queue_pair.reset().unwrap();
+    assert_eq!(flushed_peer(), None);
 }
 
 #[test]

@@ -29,7 +29,7 @@ struct Side {
 }
 
 impl Side {
-    fn new(path: &adverb::verbs::cm::Path) -> adverb::Result<(QueuePair, Side)> {
+    fn new(path: &adverb::verbs::cm::Path) -> adverb::verbs::Result<(QueuePair, Side)> {
         let domain = path.device()?.create_protection_domain()?;
         let completions = path.device()?.completion_queue(16).events().create()?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;

@@ -21,7 +21,7 @@ struct Side {
 }
 
 impl Side {
-    fn new(path: &Path) -> Result<(QueuePair, Side), adverb::Error> {
+    fn new(path: &Path) -> Result<(QueuePair, Side), adverb::verbs::Error> {
         let device = path.device()?;
         let domain = device.create_protection_domain()?;
         let completions = device.completion_queue(8).events().create()?;

@@ -2,10 +2,10 @@
 
 mod common;
 
-use adverb::Error;
 use adverb::memory::{MemoryRegion, RemoteMemory};
 use adverb::verbs::{
-    Access, CompletedOperation, Completion, Device, MemoryWindow, QpState, RecvRequest, SendRequest, Status,
+    Access, CompletedOperation, Completion, Device, Error, MemoryWindow, QpState, RecvRequest, SendRequest,
+    Status,
 };
 
 use common::{End, TIMEOUT, assert_logs_no_error, connect, device, pair};

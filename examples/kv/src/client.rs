@@ -3,6 +3,7 @@
 //! [`get`](crate::get) determines the READs of a GET and their order. The client posts them to the broker, which rings
 //! the doorbell once for several of them, and passes their results back. A GET allocates no memory.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -71,13 +72,11 @@ pub enum Outcome<'a> {
 }
 
 /// The error of a request.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum KvError {
     /// The client has no session with the server of the key.
-    #[error(
-        "the server {server:?} of the key is not connected\n  hint: start it; keys of other servers are available, and \
-         its part of the cache is empty after a restart"
-    )]
+    #[error("the server {server:?} of the key is not connected")]
     Unavailable {
         /// The server's name.
         server: String,
@@ -95,7 +94,7 @@ pub enum KvError {
         server: String,
     },
     /// The server has no memory for the item.
-    #[error("the memory of the server {server:?} is full\n  hint: start it with more memory")]
+    #[error("the memory of the server {server:?} is full")]
     Full {
         /// The server's name.
         server: String,
@@ -113,22 +112,29 @@ pub enum KvError {
         max: usize,
     },
     /// The maximum number of requests is outstanding.
-    #[error("{window} requests are outstanding already\n  hint: poll until one has ended")]
+    #[error("{window} requests are outstanding already")]
     WindowFull {
         /// The maximum number.
         window: usize,
     },
     /// The device failed.
-    #[error("the device failed: {reason}")]
-    Device {
-        /// The cause.
-        reason: String,
-    },
+    #[error(transparent)]
+    Broker(#[from] BrokerError),
 }
 
-impl From<BrokerError> for KvError {
-    fn from(error: BrokerError) -> KvError {
-        KvError::Device { reason: error.to_string() }
+impl KvError {
+    /// Returns an action that may solve the problem, if one is known.
+    pub fn hint(&self) -> Option<Cow<'_, str>> {
+        match self {
+            KvError::Unavailable { .. } => Some(
+                "start the server; keys of other servers are available, and its part of the cache is empty after a restart"
+                    .into(),
+            ),
+            KvError::Full { .. } => Some("start the server with more memory".into()),
+            KvError::WindowFull { .. } => Some("poll until a request has ended".into()),
+            KvError::Broker(error) => error.hint(),
+            _ => None,
+        }
     }
 }
 
@@ -236,11 +242,10 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Returns [`KvError::Device`] if no memory can be registered.
+    /// Returns [`KvError::Broker`] if no memory can be registered.
     pub fn new(broker: Broker, servers: &[NamedAddr], config: ClientConfig) -> Result<Client, KvError> {
         let config = ClientConfig { window: config.window.clamp(1, MAX_WINDOW), ..config };
         let domain = broker.protection_domain().clone();
-        let device_error = |error: adverb::verbs::Error| KvError::Device { reason: error.to_string() };
         let new_slot = |_| {
             Ok(Slot {
                 tag: 0,
@@ -248,8 +253,8 @@ impl Client {
                 operation: Operation::CallGet,
                 key: Vec::new(),
                 value: Vec::new(),
-                bucket_buffer: Some(domain.buffer(BUCKET_LEN).map_err(device_error)?),
-                item_buffer: Some(domain.buffer(config.max_item_len).map_err(device_error)?),
+                bucket_buffer: Some(domain.buffer(BUCKET_LEN).map_err(BrokerError::from)?),
+                item_buffer: Some(domain.buffer(config.max_item_len).map_err(BrokerError::from)?),
             })
         };
         let slots = (0..config.window).map(new_slot).collect::<Result<Vec<_>, KvError>>()?;
@@ -298,7 +303,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Returns [`KvError::Device`] if the device failed.
+    /// Returns [`KvError::Broker`] if the device failed.
     pub fn wait_available(&mut self, timeout: Duration) -> Result<bool, KvError> {
         let deadline = Instant::now() + timeout;
         for server in 0..self.state.servers.len() {
@@ -313,7 +318,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Returns [`KvError::Device`] if the device failed.
+    /// Returns [`KvError::Broker`] if the device failed.
     pub fn wait_for_server(&mut self, server: usize, timeout: Duration) -> Result<bool, KvError> {
         let deadline = Instant::now() + timeout;
         while !self.is_available(server) {
@@ -373,7 +378,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Returns [`KvError::Device`] if the device failed.
+    /// Returns [`KvError::Broker`] if the device failed.
     pub fn poll(
         &mut self,
         mut handler: impl FnMut(u64, Result<Outcome<'_>, KvError>),
@@ -390,7 +395,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// Returns [`KvError::Device`] if the device failed.
+    /// Returns [`KvError::Broker`] if the device failed.
     pub fn wait(&mut self, timeout: Duration) -> Result<bool, KvError> {
         Ok(self.rpc.wait(timeout)?)
     }
@@ -645,8 +650,8 @@ impl State {
             }),
             Ok(Some((Status::Missing, _))) => Ok(Outcome::Missing),
             Ok(Some((Status::Full, _))) => Err(KvError::Full { server: server() }),
-            Err(CallError::TimedOut) => Err(KvError::TimedOut { server: server() }),
-            Err(CallError::SessionEnded(_)) => Err(KvError::SessionEnded { server: server() }),
+            Err(CallError::TimedOut { .. }) => Err(KvError::TimedOut { server: server() }),
+            Err(CallError::SessionEnded { .. }) => Err(KvError::SessionEnded { server: server() }),
             _ => Err(KvError::Refused { server: server() }),
         };
         self.end(index, result, handler);

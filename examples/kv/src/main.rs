@@ -9,7 +9,7 @@ use std::time::Duration;
 use adverb::verbs::ConnectOptions;
 use adverb_kv::bench::{self, BenchConfig};
 use adverb_kv::check::{self, CheckConfig, CheckReport, Link};
-use adverb_kv::client::{Client, ClientConfig, ClientStats, GetMethod};
+use adverb_kv::client::{Client, ClientConfig, ClientStats, GetMethod, KvError};
 use adverb_kv::item::Verify;
 use adverb_kv::load::{self, LoadConfig, LoadReport, Mix};
 use adverb_kv::members::{Members, NamedAddr};
@@ -181,6 +181,9 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
+            if let Some(hint) = error.downcast_ref::<KvError>().and_then(KvError::hint) {
+                eprintln!("  hint: {hint}");
+            }
             ExitCode::FAILURE
         }
     }

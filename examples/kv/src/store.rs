@@ -101,7 +101,8 @@ impl Store {
         epoch: u64,
         domains: &[ProtectionDomain],
     ) -> Result<Store, ArenaError> {
-        let builder = Arena::builder().identity(member, epoch).item_align(UNIT as usize).slab_size(SLAB_SIZE);
+        let builder =
+            Arena::builder().member(member).epoch(epoch).item_align(UNIT as usize).slab_size(SLAB_SIZE);
         let arena = builder.partitions(config.shards.next_power_of_two()).build(domains)?;
         // Peers may read, and nothing else.
         arena.allocate_segment(config.memory, Access::REMOTE_READ)?;

@@ -97,7 +97,7 @@ fn values_are_stored_read_and_deleted() {
             let keys = || (0..20).map(key_of);
             assert!((0..3).all(|server| keys().any(|key| client.server_of(&key) == server)));
             for (number, key) in keys().enumerate() {
-                assert_eq!(client.get_blocking(&key), Ok(None));
+                assert_eq!(client.get_blocking(&key).unwrap(), None);
                 client.put_blocking(&key, &vec![number as u8; number * 10]).unwrap();
             }
             for (number, key) in keys().enumerate() {
@@ -108,7 +108,7 @@ fn values_are_stored_read_and_deleted() {
                 client.put_blocking(&key, b"new").unwrap();
                 assert_eq!(client.get_blocking(&key).unwrap().as_deref(), Some(&b"new"[..]));
                 client.delete_blocking(&key).unwrap();
-                assert_eq!(client.get_blocking(&key), Ok(None));
+                assert_eq!(client.get_blocking(&key).unwrap(), None);
             }
             let stats = client.stats();
             assert_eq!(stats.torn, 0, "nothing is written during a READ");
@@ -131,7 +131,7 @@ fn long_items_and_requests_beyond_the_window_are_refused() {
         client.put_blocking(b"key", &[7; 8000]).unwrap();
         assert_eq!(client.get_blocking(b"key").unwrap(), Some(vec![7; 8000]));
         client.get(b"key", 1).unwrap();
-        assert_eq!(client.get(b"key", 2), Err(KvError::WindowFull { window: 1 }));
+        assert!(matches!(client.get(b"key", 2), Err(KvError::WindowFull { window: 1 })));
     });
 }
 
@@ -194,14 +194,14 @@ fn keys_of_a_lost_server_fail_until_it_returns() {
         }
         assert_eq!((ended, wrong), (32, 0), "each request ends once");
         let error = client.get_blocking(&on_b).unwrap_err();
-        assert_eq!(error, KvError::Unavailable { server: "b".to_owned() });
+        assert!(matches!(&error, KvError::Unavailable { server } if server == "b"), "{error:?}");
         assert!(error.to_string().starts_with("the server \"b\" of the key is not connected"), "{error}");
         assert!(client.put_blocking(&on_b, b"value").is_err());
         assert_eq!(client.get_blocking(&on_a).unwrap().as_deref(), Some(&b"at a"[..]), "server a answers");
 
         let _b = world.start_server(1, small_store());
         assert!(client.wait_available(TEST_DEADLINE).unwrap(), "the server returns");
-        assert_eq!(client.get_blocking(&on_b), Ok(None), "its memory is empty");
+        assert_eq!(client.get_blocking(&on_b).unwrap(), None, "its memory is empty");
         client.put_blocking(&on_b, b"again").unwrap();
         assert_eq!(client.get_blocking(&on_b).unwrap().as_deref(), Some(&b"again"[..]));
         assert_eq!(client.get_blocking(&on_a).unwrap().as_deref(), Some(&b"at a"[..]));

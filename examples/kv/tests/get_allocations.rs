@@ -53,7 +53,7 @@ fn one_sided_gets_allocate_nothing() {
             }
             server.poll().unwrap();
             let polled = client.poll(|key, result| {
-                assert_eq!(result, Ok(Outcome::Value(&[key as u8; 300])));
+                assert_eq!(result.unwrap(), Outcome::Value(&[key as u8; 300]));
                 ended += 1;
             });
             polled.unwrap();

@@ -56,9 +56,13 @@ pub(crate) fn run() -> Result<ExitCode> {
     words.extend(["--run".to_owned(), SECOND_DEVICE.to_owned()]);
     words.extend(["--run".to_owned(), format!("{devices} {} --nocapture", process::quote(&path))]);
     words.extend(["--run".to_owned(), "rdma link delete rxe1".to_owned()]);
-    // Connections whose queue pairs fail: the library's unit tests move them to the error state.
+    // Connections whose queue pairs fail, and shared regions: the library's unit tests reach into connections.
     let path = process::build("test -p adverb-net --release --no-run --lib")?;
-    let line = format!("env ADVERB_DEVICE=rxe0 {} --test-threads 1 driver::", process::quote(&path));
+    let line = format!("env ADVERB_DEVICE=rxe0 {} --test-threads 1 tests::lanes", process::quote(&path));
+    words.extend(["--run".to_owned(), line]);
+    // One region, and many connections.
+    let path = process::build("test -p adverb --release --no-run --test net_shared")?;
+    let line = format!("env ADVERB_DEVICE=rxe0 {} --nocapture", process::quote(&path));
     words.extend(["--run".to_owned(), line]);
     // Datagrams with slots.
     let path = process::build("test -p adverb-probe --release --no-run --test device")?;

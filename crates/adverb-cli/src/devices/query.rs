@@ -2,14 +2,14 @@
 
 use std::net::IpAddr;
 
-use adverb::Error;
-use adverb::verbs::{self, DeviceInfo, GidEntry, SoftDevice};
+use adverb::verbs::{self, DeviceInfo, Error, GidEntry, SoftDevice};
 
 use super::inventory::{
     Device, Gid, GidType, Inventory, LinkLayer, Operations, Port, PortState, Problem, ProblemKind, Software,
     Unusable,
 };
 use super::kernel::Kernel;
+use crate::report;
 
 /// Returns all devices of this machine.
 pub(super) fn query_all() -> Inventory {
@@ -43,13 +43,11 @@ pub(super) fn query_all() -> Inventory {
 /// Returns the reason why the devices could not be listed.
 fn not_listed(error: &Error) -> Problem {
     let (kind, hints) = match error {
-        Error::NotInstalled { .. } => {
-            (ProblemKind::NoRdmaCore, error.hint().map(str::to_owned).into_iter().collect())
-        }
+        Error::NotInstalled { .. } => (ProblemKind::NoRdmaCore, report::hints(error)),
         Error::NoDevice { .. } => (ProblemKind::NoKernelSupport, device_hints()),
-        _ => (ProblemKind::Failed, error.hint().map(str::to_owned).into_iter().collect()),
+        _ => (ProblemKind::Failed, report::hints(error)),
     };
-    Problem { kind, message: without_hint(error), hints }
+    Problem { kind, message: report::message(error), hints }
 }
 
 /// Returns hints for a machine without devices.
@@ -91,8 +89,8 @@ fn device(info: DeviceInfo) -> Device {
     }
     let mut device = unknown_device(info.name, guid, None);
     if let Err(error) = fill(&mut device) {
-        let hint = error.hint().map(str::to_owned);
-        device.unusable = Some(Unusable { reason: without_hint(&error), hint });
+        let hint = error.hint().map(Into::into);
+        device.unusable = Some(Unusable { reason: report::message(&error), hint });
     }
     device
 }
@@ -112,7 +110,7 @@ fn unknown_device(name: String, guid: Option<String>, unusable: Option<Unusable>
 }
 
 /// Opens a device and adds its attributes, ports and GIDs.
-fn fill(device: &mut Device) -> adverb::Result<()> {
+fn fill(device: &mut Device) -> adverb::verbs::Result<()> {
     let open = verbs::Device::open(&device.name)?;
     let attributes = open.attributes();
     device.firmware = Some(attributes.firmware.clone()).filter(|firmware| !firmware.is_empty());
@@ -187,17 +185,11 @@ fn format_guid(guid: u64) -> String {
     [48, 32, 16, 0].map(|shift| format!("{:04x}", (guid >> shift) & 0xffff)).join(":")
 }
 
-/// Returns the text of an error without the hint at its end.
-fn without_hint(error: &Error) -> String {
-    let text = error.to_string();
-    match text.split_once("\n  hint: ") {
-        Some((message, _)) => message.to_owned(),
-        None => text,
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use adverb::verbs::NoDeviceReason;
+    use adverb::verbs::explain::Call;
+
     use super::*;
 
     #[test]
@@ -208,8 +200,9 @@ mod tests {
     #[test]
     fn kernel_without_rdma_has_hints_about_devices() {
         let error = Error::NoDevice {
-            reason: "listing RDMA devices failed: the kernel has no RDMA support".to_owned(),
-            hint: "load a driver".to_owned(),
+            problem: "listing RDMA devices failed: the kernel has no RDMA support".into(),
+            reason: NoDeviceReason::NoneExists,
+            available: Box::default(),
         };
         let problem = not_listed(&error);
         assert_eq!(problem.kind, ProblemKind::NoKernelSupport);
@@ -220,24 +213,22 @@ mod tests {
 
     #[test]
     fn missing_rdma_core_is_distinguished() {
-        let problem = not_listed(&Error::NotInstalled {
-            reason: "loading it failed".to_owned(),
-            hint: "install it".into(),
-        });
-        assert_eq!((problem.kind, problem.message.as_str()), (ProblemKind::NoRdmaCore, "loading it failed"));
-        assert_eq!(problem.hints, ["install it"]);
+        let problem = not_listed(&Error::NotInstalled { source: "loading it failed".into() });
+        assert_eq!(problem.kind, ProblemKind::NoRdmaCore);
+        assert_eq!(problem.message, "rdma-core is not available: loading it failed");
+        assert_eq!(problem.hints.len(), 1);
     }
 
     #[test]
     fn hint_of_another_error_is_kept_and_printed_once() {
-        let error = Error::Verb {
-            action: "listing RDMA devices".to_owned(),
-            error: std::io::Error::other("no"),
-            hint: "try again".into(),
+        let error = Error::CallFailed {
+            action: "listing RDMA devices".into(),
+            call: Call::OpenDevice,
+            source: std::io::Error::from_raw_os_error(12),
         };
         let problem = not_listed(&error);
         assert_eq!(problem.kind, ProblemKind::Failed);
-        assert_eq!(problem.message, "listing RDMA devices failed: no");
-        assert_eq!(problem.hints, ["try again"]);
+        assert_eq!(problem.message, "listing RDMA devices failed: Cannot allocate memory (os error 12)");
+        assert_eq!(problem.hints, [error.hint().expect("a hint").into_owned()]);
     }
 }

@@ -11,6 +11,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, Sockaddr
 
 use super::facts::{Access, Facts};
 use super::result::CheckResult;
+use crate::report;
 
 /// RoCE's UDP port.
 pub(crate) const ROCE_PORT: u16 = 4791;
@@ -29,21 +30,23 @@ fn rdma_core(facts: &Facts) -> Vec<CheckResult> {
     let has_devices = !facts.devices.is_empty();
     let listed = match Device::list_hardware() {
         Ok(listed) => listed,
-        Err(error @ adverb::Error::NotInstalled { .. }) if !has_devices => {
+        Err(error @ adverb::verbs::Error::NotInstalled { .. }) if !has_devices => {
             return vec![CheckResult::not_checked(
                 "rdma-core",
-                format!("only RDMA devices of the kernel need it: {}", first_line(&error)),
+                format!("only RDMA devices of the kernel need it: {}", report::message(&error)),
             )];
         }
-        Err(error @ adverb::Error::NotInstalled { .. }) => {
-            let fixes: Vec<&str> = error.hint().into_iter().collect();
-            return vec![CheckResult::problem("rdma-core", first_line(&error), &fixes)];
+        Err(error @ adverb::verbs::Error::NotInstalled { .. }) => {
+            let hint = error.hint();
+            let fixes: Vec<&str> = hint.as_deref().into_iter().collect();
+            return vec![CheckResult::problem("rdma-core", report::message(&error), &fixes)];
         }
         // Without devices, rdma-core fails because the kernel has no RDMA support.
         Err(_) if !has_devices => Vec::new(),
         Err(error) => {
-            let fixes: Vec<&str> = error.hint().into_iter().collect();
-            return vec![CheckResult::problem("rdma-core", first_line(&error), &fixes)];
+            let hint = error.hint();
+            let fixes: Vec<&str> = hint.as_deref().into_iter().collect();
+            return vec![CheckResult::problem("rdma-core", report::message(&error), &fixes)];
         }
     };
     let mut results = vec![match library() {
@@ -92,8 +95,9 @@ fn software_nic() -> CheckResult {
             CheckResult::ok("software NIC", format!("it can be opened{address}"))
         }
         Err(error) => {
-            let fixes: Vec<&str> = error.hint().into_iter().collect();
-            CheckResult::problem("software NIC", first_line(&error), &fixes)
+            let hint = error.hint();
+            let fixes: Vec<&str> = hint.as_deref().into_iter().collect();
+            CheckResult::problem("software NIC", report::message(&error), &fixes)
         }
     }
 }
@@ -178,11 +182,6 @@ fn raw_socket(address: SocketAddrV4) -> io::Result<UdpSocket> {
     let socket = socket(AddressFamily::Inet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Udp)?;
     bind(socket.as_raw_fd(), &SockaddrIn::from(address))?;
     Ok(UdpSocket::from(socket))
-}
-
-/// Returns an error's text without its hint.
-fn first_line(error: &adverb::Error) -> String {
-    error.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]

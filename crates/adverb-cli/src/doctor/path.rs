@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use adverb::probe::format::MAX_PROBE_LEN;
 use adverb::probe::session::ProbeResult;
-use adverb::probe::{ProbePath, ProberOptions};
-use adverb::verbs::Device;
+use adverb::probe::{ProbeError, ProbePath, ProberOptions};
+use adverb::verbs::{self, Device};
 
 use super::live::ROCE_PORT;
 use super::result::{CheckResult, Verdict};
-use crate::ping;
 use crate::prose::HINT;
+use crate::{ping, report};
 
 /// The time for an answer of the other host.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -63,7 +63,7 @@ fn tcp(addr: SocketAddr) -> CheckResult {
 fn roce(addr: SocketAddr, name: Option<&str>, has_tcp: bool) -> Vec<CheckResult> {
     let device = match ping::open_device(name, None, addr) {
         Ok(device) => device,
-        Err(error) => return vec![failure(&format!("{error:#}"))],
+        Err(error) => return vec![failure(error)],
     };
     let local = ping::local_addr_of(&device, addr);
     let max = port_mtu(&device).min(MAX_PROBE_LEN);
@@ -85,7 +85,7 @@ fn roce(addr: SocketAddr, name: Option<&str>, has_tcp: bool) -> Vec<CheckResult>
                 return vec![answers_ok(), CheckResult::not_checked("path MTU", reason)];
             }
             Ok(Answers::NoResponder) => return vec![no_answer(addr, has_tcp)],
-            Err(error) => return vec![failure(&error.to_string())],
+            Err(error) => return vec![failure(error.into())],
         }
     }
     vec![CheckResult::problem(
@@ -98,12 +98,12 @@ fn roce(addr: SocketAddr, name: Option<&str>, has_tcp: bool) -> Vec<CheckResult>
     )]
 }
 
-/// Returns the problem with the text of an error, whose hint is on the second line.
-fn failure(error: &str) -> CheckResult {
-    let mut lines = error.lines();
-    let message = lines.next().unwrap_or_default();
-    let fixes: Vec<&str> = lines.map(|line| line.strip_prefix(HINT).unwrap_or(line)).collect();
-    CheckResult::problem("RoCE", message, &fixes)
+/// Returns the problem of an error, with its hint as the fix.
+fn failure(error: anyhow::Error) -> CheckResult {
+    let text = report::format_error(error);
+    let (causes, hint) = text.split_once(HINT).map_or((&*text, None), |(causes, hint)| (causes, Some(hint)));
+    let fixes: Vec<&str> = hint.into_iter().collect();
+    CheckResult::problem("RoCE", causes.trim_end().replace("\n  cause: ", ": "), &fixes)
 }
 
 fn small_mtu(ip: IpAddr, from: &str, mtu: usize, max: usize) -> CheckResult {
@@ -187,7 +187,12 @@ enum Answers {
     NoResponder,
 }
 
-fn probe(device: &Device, local: Option<IpAddr>, addr: SocketAddr, len: usize) -> adverb::Result<Answers> {
+fn probe(
+    device: &Device,
+    local: Option<IpAddr>,
+    addr: SocketAddr,
+    len: usize,
+) -> Result<Answers, ProbeError> {
     let mut options =
         ProberOptions::new().timeout(TIMEOUT / 4, TIMEOUT / 4).lookup_timeout(TIMEOUT).probe_len(len);
     if let Some(local) = local {
@@ -197,8 +202,8 @@ fn probe(device: &Device, local: Option<IpAddr>, addr: SocketAddr, len: usize) -
     let mut prober = options.open(move || Ok(device.clone()))?;
     let peer = match prober.connect(addr) {
         Ok(peer) => peer,
-        Err(adverb::Error::CmRejected { .. }) => return Ok(Answers::Rejected),
-        Err(adverb::Error::Unreachable { .. }) => return Ok(Answers::NoResponder),
+        Err(ProbeError::Verbs(verbs::Error::CmRejected { .. })) => return Ok(Answers::Rejected),
+        Err(ProbeError::Verbs(verbs::Error::Unreachable { .. })) => return Ok(Answers::NoResponder),
         Err(error) => return Err(error),
     };
     for _ in 0..PROBES_PER_LENGTH {

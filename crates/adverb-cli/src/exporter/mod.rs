@@ -91,7 +91,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let interrupt = if args.once { None } else { Some(Interrupt::new()?) };
     let (software, kernel): (Vec<_>, Vec<_>) = args.device.iter().partition(|name| is_software(name));
     let mut software =
-        software.into_iter().map(|name| Device::open(name)).collect::<adverb::Result<Vec<_>>>()?;
+        software.into_iter().map(|name| Device::open(name)).collect::<adverb::verbs::Result<Vec<_>>>()?;
     let targets = targets(&args.probe)?;
     for target in &targets {
         let is_known = software.iter().any(|device| device.name() == target.device.name());

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use adverb::probe::session::{ProbeEventKind, ProbeResult};
-use adverb::probe::{DEFAULT_PORT, Key, Peer, ProbePath, Prober, ProberOptions, paths};
+use adverb::probe::{DEFAULT_PORT, Key, Peer, ProbeError, ProbePath, Prober, ProberOptions, paths};
 use adverb::verbs::Device;
 use anyhow::{Context, Result, ensure};
 
@@ -142,7 +142,7 @@ impl Probing {
     }
 }
 
-fn open(device: &Device, local_addr: IpAddr, plan: &Plan) -> adverb::Result<Prober> {
+fn open(device: &Device, local_addr: IpAddr, plan: &Plan) -> Result<Prober, ProbeError> {
     let mut options = ProberOptions::new().local_addr(local_addr);
     if let Some(key) = &plan.key {
         options = options.key(key);

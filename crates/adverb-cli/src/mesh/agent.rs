@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use adverb::probe::format::Sequence;
-use adverb::probe::mesh::{Cell, Route, STALL};
+use adverb::probe::mesh::{Cell, CellKey, STALL};
 use adverb::probe::session::{ProbeEvent, ProbeEventKind, ProbeResult};
 use adverb::probe::ud_queue::Waker;
 use adverb::probe::{Peer, ProbePath, Prober, ProberOptions, Responder, ResponderOptions};
@@ -32,9 +32,9 @@ const SILENT_AFTER: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) enum Report {
     /// Results of a route in a window.
-    Cell(u64, Route, Cell),
+    Cell(u64, CellKey, Cell),
     /// A round-trip time of the network.
-    NetworkRtt(Route, Duration),
+    NetworkRtt(CellKey, Duration),
     /// This process did not run for some time, from this window on.
     Stall(u64, IpAddr, Duration),
 }
@@ -127,7 +127,7 @@ impl Drop for Agent {
 }
 
 /// Opens the RDMA device of the address, or the software NIC at it.
-fn open_device(address: IpAddr) -> adverb::Result<Device> {
+fn open_device(address: IpAddr) -> adverb::verbs::Result<Device> {
     Device::open_by_addr(address).or_else(|_| Device::open(&format!("soft:{address}")))
 }
 
@@ -189,7 +189,7 @@ impl Probing {
         }
         let since = *target.missing_since.get_or_insert(now);
         if now.duration_since(since) >= SILENT_AFTER {
-            let route = Route { source: self.source, destination: target.address, class };
+            let route = CellKey { source: self.source, destination: target.address, class };
             self.report(Report::Cell(
                 self.window(now),
                 route,
@@ -200,7 +200,7 @@ impl Probing {
 
     fn handle(&mut self, peer: Peer, event: &ProbeEvent) {
         let Some(target) = self.targets.iter().find(|target| target.peer == peer) else { return };
-        let route = Route { source: self.source, destination: target.address, class: event.probe.dscp };
+        let route = CellKey { source: self.source, destination: target.address, class: event.probe.dscp };
         let key = (peer, event.probe.sequence);
         let now = Instant::now();
         let result = match event.kind {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use adverb::probe::histogram::DurationHistogram;
-use adverb::probe::mesh::{Cell, Diagnosis, Fault, Matrix, Member, Route, diagnose};
+use adverb::probe::mesh::{Cell, CellKey, Diagnosis, Fault, Matrix, Member, diagnose};
 
 use super::agent::Report;
 use super::members::LOCAL_PROCESS;
@@ -81,7 +81,7 @@ impl Results {
     pub(super) fn summary(&self, source: IpAddr, destination: IpAddr, is_recent: bool) -> Summary {
         let mut sum = Cell::default();
         for &class in &self.classes {
-            let route = Route { source, destination, class };
+            let route = CellKey { source, destination, class };
             sum.merge(&match is_recent {
                 true => self.matrix.recent(route),
                 false => self.matrix.total(route),
@@ -114,7 +114,7 @@ pub(super) mod samples {
             for &source in &addresses {
                 for &destination in addresses.iter().filter(|&&address| address != source) {
                     let lost = u64::from(source == addresses[2] || destination == addresses[2]);
-                    let route = Route { source, destination, class: 0 };
+                    let route = CellKey { source, destination, class: 0 };
                     let cell = Cell { probes: 10, lost, ..Cell::default() };
                     results.record(Report::Cell(window, route, cell));
                     results.record(Report::NetworkRtt(route, Duration::from_micros(23)));
@@ -136,7 +136,7 @@ pub(super) mod samples {
             for &source in &addresses[..usize::from(local)] {
                 for &destination in addresses.iter().filter(|&&address| address != source) {
                     let lost = if destination == addresses[usize::from(local)] { 10 } else { 0 };
-                    let route = Route { source, destination, class: 0 };
+                    let route = CellKey { source, destination, class: 0 };
                     results.record(Report::Cell(window, route, Cell { probes: 10, lost, ..Cell::default() }));
                 }
             }

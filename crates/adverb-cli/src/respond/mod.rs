@@ -1,7 +1,7 @@
 //! `adverb respond`: answers the probes of `adverb ping`.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::net::IpAddr;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use adverb::probe::answer::Rate;
 use adverb::probe::{DEFAULT_PORT, Key, ResponderOptions, ResponderStats};
 use adverb::verbs::{Counters, Device, Gid};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 
 use crate::doctor::ROCE_PORT;
 use crate::interrupt::Interrupt;
@@ -134,15 +134,7 @@ fn device_errors(device: &Device, before: &Counters) -> BTreeMap<String, u64> {
 
 /// Reads a key from a file with a secret.
 pub(crate) fn read_key(path: &std::path::Path) -> Result<Key> {
-    let mut secret = Vec::new();
-    let mut file = std::fs::File::open(path).with_context(|| format!("could not open {}", path.display()))?;
-    (&mut file)
-        .take(4097)
-        .read_to_end(&mut secret)
-        .with_context(|| format!("could not read {}", path.display()))?;
-    ensure!(secret.len() <= 4096, "{} has more than 4096 bytes", path.display());
-    // An editor may have added a line break at the end.
-    Key::new(secret.trim_ascii_end()).with_context(|| format!("could not use the key in {}", path.display()))
+    Key::from_file(path).with_context(|| format!("could not use the key in {}", path.display()))
 }
 
 fn text(address: &str, stats: &ResponderStats) -> String {

@@ -144,10 +144,13 @@ pub(crate) fn trace<'a>(
     let open = move || opened.take().map_or_else(|| Device::open(&name), Ok);
     let mut queue = UdQueue::builder(open).local_addr(local).open()?;
     let lookup_timeout = options.timeout.max(MIN_LOOKUP_TIMEOUT);
-    let found = QueueResponder::find(&mut queue, host, lookup_timeout, key, dscp, random as u32);
+    let found = QueueResponder::find(&mut queue, host, lookup_timeout);
     let has_responder = found.is_ok();
     let (target, mut responder): (RouteTarget, Box<dyn RouteResponder + '_>) = match found {
-        Ok((target, responder)) => (target, Box::new(responder)),
+        Ok((target, responder)) => {
+            let responder = responder.dscp(dscp);
+            (target, Box::new(key.into_iter().fold(responder, QueueResponder::key)))
+        }
         Err(_) => (RouteTarget::without_responder(host.ip()), Box::new(NoResponder)),
     };
     let trace = RouteTrace { device, local, target, dscp, options, random };

@@ -33,10 +33,10 @@ impl Broker {
                 let failed = rail.position(index).filter(|_| rail.fail());
                 let succeeded = failed.map(|position| position + usize::from(mutant!(FailureIsSuccess)));
                 self.complete_requests(peer, succeeded.unwrap_or(0));
-                self.end_session(peer, EndReason::RequestFailed(failure.status));
+                self.end_session(peer, EndReason::RequestFailed { status: failure.status });
             }
             (Queue::Recv, Err(failure)) => {
-                self.end_session(peer, EndReason::RequestFailed(failure.status));
+                self.end_session(peer, EndReason::RequestFailed { status: failure.status });
             }
         }
     }
@@ -49,7 +49,8 @@ impl Broker {
             Some(position) => {
                 self.complete_requests(peer, position + 1 + usize::from(mutant!(CompletionCoversNext)));
             }
-            None => self.end_session(peer, EndReason::ProtocolViolation("unexpected send completion")),
+            None => self
+                .end_session(peer, EndReason::ProtocolViolation { violation: "unexpected send completion" }),
         }
     }
 
@@ -99,7 +100,10 @@ impl Broker {
             }
             CompletedOperation::RecvWrite { immediate } => Received::Immediate(immediate),
             _ => {
-                return self.end_session(peer, EndReason::ProtocolViolation("message without credits"));
+                return self.end_session(
+                    peer,
+                    EndReason::ProtocolViolation { violation: "message without credits" },
+                );
             }
         };
         let Some(state) = self.peers.get_mut(usize::from(peer.0)) else { return };
@@ -107,7 +111,10 @@ impl Broker {
         // The application never learns of a session that ended before it was established.
         let is_unknown = matches!(state.lifecycle, Lifecycle::Closing { epoch: None, .. });
         let Some(slot @ RecvSlotState::Posted) = state.recv_slots.get_mut(usize::from(index)) else {
-            return self.end_session(peer, EndReason::ProtocolViolation("unexpected receive completion"));
+            return self.end_session(
+                peer,
+                EndReason::ProtocolViolation { violation: "unexpected receive completion" },
+            );
         };
         if is_unknown && !mutant!(MessageOfUnknownSession) {
             *slot = RecvSlotState::Free;
@@ -120,7 +127,8 @@ impl Broker {
         let Some(session) = state.session() else { return };
         if uses_credit && !session.recv_credits.receive() {
             state.recv_slots[usize::from(index)] = RecvSlotState::Free;
-            return self.end_session(peer, EndReason::ProtocolViolation("message without a credit"));
+            return self
+                .end_session(peer, EndReason::ProtocolViolation { violation: "message without a credit" });
         }
         let (from, length, slot) = (peer, success.length, RecvSlot { peer, index });
         let event = match message {
@@ -159,7 +167,7 @@ impl Broker {
         if session.send_credits.update(count) {
             self.check_unblocked(peer);
         } else {
-            self.end_session(peer, EndReason::ProtocolViolation("invalid number of credits"));
+            self.end_session(peer, EndReason::ProtocolViolation { violation: "invalid number of credits" });
         }
     }
 }

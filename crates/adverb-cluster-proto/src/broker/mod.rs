@@ -10,11 +10,13 @@ use std::collections::VecDeque;
 
 use adverb_proto::Time;
 
+use crate::config::MAX_PEERS;
 use crate::mutation::mutant;
 use crate::rail::RequestKind;
 use crate::session::{Lifecycle, Peer, Phase, Probe, RecvSlotState, Session, WaitingRequest};
 use crate::{
-    Config, ConfigError, EndReason, Event, PeerId, RecvPost, RecvSlot, SendPost, SessionError, TicketError,
+    BrokerConfig, ConfigError, EndReason, Event, PeerId, RecvPost, RecvSlot, SendPost, SessionError,
+    TicketError,
 };
 
 /// The broker of one thread of a member: the sessions with its peers.
@@ -22,7 +24,7 @@ use crate::{
 /// The [crate documentation](crate) describes its inputs and outputs.
 #[derive(Debug)]
 pub struct Broker {
-    config: Config,
+    config: BrokerConfig,
     peers: Vec<Peer>,
     /// The peers that may have output, in order.
     ready: VecDeque<PeerId>,
@@ -55,10 +57,10 @@ pub struct MemoryUse {
 
 impl Broker {
     /// Creates a broker with `peer_count` peers, all without a session.
-    pub fn new(config: Config, peer_count: usize) -> Result<Broker, ConfigError> {
+    pub fn new(config: BrokerConfig, peer_count: usize) -> Result<Broker, ConfigError> {
         config.validate()?;
-        if peer_count > usize::from(u16::MAX) + 1 {
-            return Err(ConfigError::TooManyPeers { requested: peer_count });
+        if peer_count > MAX_PEERS {
+            return Err(ConfigError::TooManyPeers { requested: peer_count, max: MAX_PEERS });
         }
         Ok(Broker {
             peers: (0..peer_count).map(|_| Peer::new()).collect(),
@@ -74,7 +76,7 @@ impl Broker {
     }
 
     /// Returns the configuration.
-    pub fn config(&self) -> &Config {
+    pub fn config(&self) -> &BrokerConfig {
         &self.config
     }
 
@@ -85,8 +87,8 @@ impl Broker {
 
     /// Adds a peer without a session, and returns its id.
     pub fn add_peer(&mut self) -> Result<PeerId, ConfigError> {
-        let index = u16::try_from(self.peers.len());
-        let index = index.map_err(|_| ConfigError::TooManyPeers { requested: self.peers.len() + 1 })?;
+        let too_many = |_| ConfigError::TooManyPeers { requested: self.peers.len() + 1, max: MAX_PEERS };
+        let index = u16::try_from(self.peers.len()).map_err(too_many)?;
         self.peers.push(Peer::new());
         Ok(PeerId(index))
     }
@@ -127,7 +129,7 @@ impl Broker {
         let config = self.config;
         let state = self.peer_mut(peer)?;
         if state.phase() != Phase::Closed {
-            return Err(SessionError::WrongPhase { peer, expected: "closed" });
+            return Err(SessionError::WrongPhase { peer, expected: Phase::Closed });
         }
         state.allocate(&config);
         state.session_number = state.session_number.wrapping_add(1);
@@ -158,7 +160,7 @@ impl Broker {
         let keepalive = self.config.keepalive.filter(|_| !mutant!(NoKeepalive));
         let state = self.peer_mut(peer)?;
         let Lifecycle::Preparing(session) = &mut state.lifecycle else {
-            return Err(SessionError::WrongPhase { peer, expected: "being prepared" });
+            return Err(SessionError::WrongPhase { peer, expected: Phase::Preparing });
         };
         let credits = if mutant!(InitialCreditTooHigh) { credits + 1 } else { credits };
         // A message of the peer can arrive before this call, with a newer count.
@@ -239,7 +241,7 @@ impl Broker {
             Lifecycle::Closing { session, epoch, reason, .. } => (session, epoch, reason),
             other => {
                 state.lifecycle = other;
-                return Err(SessionError::WrongPhase { peer, expected: "closing" });
+                return Err(SessionError::WrongPhase { peer, expected: Phase::Closing });
             }
         };
         for slot in &mut state.recv_slots {
@@ -260,7 +262,7 @@ impl Broker {
     /// Ends all requests of a session.
     fn fail_tickets(&mut self, peer: PeerId, session: &mut Session, reason: EndReason) {
         let Some(state) = self.peers.get_mut(usize::from(peer.0)) else { return };
-        let result = Err(TicketError { reason });
+        let result = Err(TicketError { peer, reason });
         let in_flight = session.rails.iter_mut().flat_map(|rail| rail.in_flight.drain(..));
         let in_flight = in_flight.map(|request| (request.kind, request.ticket));
         for (kind, ticket) in in_flight {

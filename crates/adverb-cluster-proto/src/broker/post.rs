@@ -49,7 +49,7 @@ impl Broker {
         let SendSlot { peer, session: number, index } = slot;
         if length > max {
             self.discard(slot);
-            return Err(PostError::TooLong { requested: length as usize, max: max as usize });
+            return Err(PostError::MessageTooLong { len: length as usize, max: max as usize });
         }
         let is_current = |current: u16| current == number || mutant!(AcceptStaleSlot);
         let state = self.peers.get_mut(usize::from(peer.0)).ok_or(PostError::NotOpen { peer })?;
@@ -157,9 +157,9 @@ impl Broker {
                 && !mutant!(ImmediateUsesNoCredit)
         };
         let credits = transfers.iter().filter(needs_credit).count();
-        for (requested, max) in [(transfers.len(), config.queue_depth), (credits, config.recv_slots)] {
-            if requested > usize::from(max) {
-                return Err(PostError::TooLong { requested, max: usize::from(max) });
+        for (len, max) in [(transfers.len(), config.queue_depth), (credits, config.recv_slots)] {
+            if len > usize::from(max) {
+                return Err(PostError::BatchTooLong { len, max: usize::from(max) });
             }
         }
         if session.queue_room(&config) < transfers.len() {

@@ -15,8 +15,8 @@ use crate::{LocalMemory, Post, PostError, RemoteRange, Transfer, TransferOperati
 
 const P: PeerId = PeerId(0);
 
-fn config() -> Config {
-    Config {
+fn config() -> BrokerConfig {
+    BrokerConfig {
         send_slots: 4,
         recv_slots: 4,
         slot_size: 64,
@@ -54,7 +54,7 @@ struct Driver {
 
 impl Driver {
     /// Opens a session with one peer, which grants four credits.
-    fn open(config: Config) -> Driver {
+    fn open(config: BrokerConfig) -> Driver {
         let mut driver = Driver {
             broker: Broker::new(config, 2).unwrap(),
             receives: VecDeque::new(),
@@ -114,7 +114,7 @@ impl Driver {
 
 #[test]
 fn requests_wait_for_a_batch_or_a_flush() {
-    let mut driver = Driver::open(Config { send_slots: 8, ..config() });
+    let mut driver = Driver::open(BrokerConfig { send_slots: 8, ..config() });
     for expected in [0, 0, 0, 1] {
         driver.broker.post_read(P, segment(8), remote(1, 8)).unwrap();
         driver.drain();
@@ -169,7 +169,7 @@ fn control_messages_are_distinguished_from_messages() {
 
 #[test]
 fn a_flush_posts_the_messages_of_a_ring_smaller_than_the_batch() {
-    let config = Config { send_slots: 1, doorbell_batch: 16, ..config() };
+    let config = BrokerConfig { send_slots: 1, doorbell_batch: 16, ..config() };
     let mut driver = Driver::open(config);
     for _ in 0..4 {
         let slot = driver.broker.send_buf(P).unwrap();
@@ -346,9 +346,9 @@ fn invalid_transfers_are_refused() {
     assert_eq!(broker.post_fetch_add(P, segment(4), remote(1, 8), 1), Err(PostError::InvalidAtomic));
     assert_eq!(broker.post_batch(P, &[]), Err(PostError::EmptyBatch));
     let write = Transfer { operation: TransferOperation::Write, local: segment(8), remote: remote(1, 8) };
-    assert_eq!(broker.post_batch(P, &[write; 9]), Err(PostError::TooLong { requested: 9, max: 8 }));
+    assert_eq!(broker.post_batch(P, &[write; 9]), Err(PostError::BatchTooLong { len: 9, max: 8 }));
     let slot = broker.send_buf(P).unwrap();
-    assert_eq!(broker.post_send(slot, 65), Err(PostError::TooLong { requested: 65, max: 64 }));
+    assert_eq!(broker.post_send(slot, 65), Err(PostError::MessageTooLong { len: 65, max: 64 }));
     assert_eq!(broker.send_buf(PeerId(1)), Err(PostError::NotOpen { peer: PeerId(1) }));
     assert_eq!(broker.send_buf(PeerId(2)), Err(PostError::NotOpen { peer: PeerId(2) }));
     for _ in 0..4 {
@@ -373,8 +373,8 @@ fn a_failure_ends_the_session_and_every_ticket_after_the_queue_pair_is_destroyed
     assert_eq!(driver.closed, [P]);
     assert_eq!(driver.events(), []);
     driver.broker.handle_closed(P).unwrap();
-    let reason = EndReason::RequestFailed(Status::RetryExceeded);
-    let result = Err(TicketError { reason });
+    let reason = EndReason::RequestFailed { status: Status::RetryExceeded };
+    let result = Err(TicketError { peer: P, reason });
     let mut expected: Vec<_> =
         tickets[1..].iter().map(|ticket| Event::Completed { peer: P, ticket: *ticket, result }).collect();
     expected.push(Event::SessionEnded { peer: P, epoch: Some(1), reason });
@@ -442,7 +442,7 @@ fn a_protocol_violation_ends_the_session() {
         driver.drain();
         assert_eq!(driver.closed, [P]);
         driver.broker.handle_closed(P).unwrap();
-        let reason = EndReason::ProtocolViolation(violation);
+        let reason = EndReason::ProtocolViolation { violation };
         let ended = Event::SessionEnded { peer: P, epoch: Some(1), reason };
         assert_eq!(driver.events().last(), Some(&ended));
     }
@@ -456,7 +456,7 @@ fn a_protocol_violation_ends_the_session() {
 #[test]
 fn an_idle_session_is_probed_once_per_interval() {
     let interval = Duration::from_secs(1);
-    let mut driver = Driver::open(Config { keepalive: Some(interval), ..config() });
+    let mut driver = Driver::open(BrokerConfig { keepalive: Some(interval), ..config() });
     let at = |seconds| Time::ZERO + Duration::from_secs(seconds);
     assert_eq!(driver.broker.poll_timeout(), Some(at(1)));
     driver.broker.handle_timeout(at(1));
@@ -479,7 +479,7 @@ fn an_idle_session_is_probed_once_per_interval() {
 
 #[test]
 fn the_send_queue_never_overflows() {
-    let mut driver = Driver::open(Config { queue_depth: 8, send_queue_depth: 2, ..config() });
+    let mut driver = Driver::open(BrokerConfig { queue_depth: 8, send_queue_depth: 2, ..config() });
     for _ in 0..8 {
         driver.broker.post_read(P, segment(8), remote(1, 8)).unwrap();
     }
@@ -496,7 +496,7 @@ fn the_send_queue_never_overflows() {
 
 #[test]
 fn a_leave_message_follows_all_requests_and_ends_the_session_when_it_completes() {
-    let mut driver = Driver::open(Config { send_queue_depth: 2, ..config() });
+    let mut driver = Driver::open(BrokerConfig { send_queue_depth: 2, ..config() });
     let slot = driver.broker.send_buf(P).unwrap();
     driver.broker.post_send(slot, 5).unwrap();
     let unposted = driver.broker.send_buf(P).unwrap();
@@ -542,7 +542,7 @@ fn a_leave_message_of_the_peer_ends_the_session_after_its_messages() {
     driver.drain();
     assert_eq!(driver.closed, [P]);
     driver.broker.handle_closed(P).unwrap();
-    let error = TicketError { reason: EndReason::Left };
+    let error = TicketError { peer: P, reason: EndReason::Left };
     assert_eq!(
         driver.events(),
         [
@@ -600,9 +600,9 @@ fn messages_allocate_no_memory() {
 
 #[test]
 fn a_peer_without_a_session_needs_little_memory() {
-    let broker = Broker::new(Config::default(), 1000).unwrap();
+    let broker = Broker::new(BrokerConfig::default(), 1000).unwrap();
     let MemoryUse { state_bytes, message_bytes } = broker.memory_use();
     assert!(state_bytes < 1000 * 256, "{state_bytes}");
     assert_eq!(message_bytes, 0);
-    assert!(Broker::new(Config::default(), 65_537).is_err());
+    assert!(Broker::new(BrokerConfig::default(), 65_537).is_err());
 }

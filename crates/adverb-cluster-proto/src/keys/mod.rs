@@ -66,14 +66,14 @@ use message::{Kind, MIN_SLOT_SIZE, Message};
 /// The maximum number of a peer's segments, including withdrawn ones that were not confirmed.
 pub const MAX_PEER_SEGMENTS: usize = 4096;
 
-const INVALID_MESSAGE: EndReason = EndReason::ProtocolViolation("invalid control message");
+const INVALID_MESSAGE: EndReason = EndReason::ProtocolViolation { violation: "invalid control message" };
 
 /// The keys of a broker's member and of its peers.
 ///
 /// The [module documentation](self) describes its inputs and outputs.
 #[derive(Debug)]
 pub struct Keys {
-    peers: Vec<Peer>,
+    peers: Vec<KeyPeer>,
     publication: Option<Publication>,
     /// The peers that may have messages to send.
     ready: VecDeque<PeerId>,
@@ -104,7 +104,7 @@ struct PublishedSegment {
 
 /// The keys that a broker and a peer exchanged in a session.
 #[derive(Debug, Default)]
-struct Peer {
+struct KeyPeer {
     /// The peer's epoch, if the session is open.
     epoch: Option<u64>,
     /// The segments of this member that the peer knows, by number.
@@ -132,13 +132,13 @@ enum Announced {
 impl Keys {
     /// Creates the keys of a broker with `peer_count` peers. Nothing is published.
     pub fn new(peer_count: usize) -> Keys {
-        let peers = core::iter::repeat_with(Peer::default).take(peer_count).collect();
+        let peers = core::iter::repeat_with(KeyPeer::default).take(peer_count).collect();
         Keys { peers, publication: None, ready: VecDeque::new(), output: Vec::new() }
     }
 
     /// Adds a peer, whose id is the number of peers before.
     pub fn add_peer(&mut self) {
-        self.peers.push(Peer::default());
+        self.peers.push(KeyPeer::default());
     }
 
     /// Announces the segments of this member from now on. `slot_size` is the size of the broker's message slots.
@@ -367,7 +367,7 @@ impl Keys {
 
     /// Returns the bytes of the state. The call visits all peers.
     pub fn state_bytes(&self) -> usize {
-        let peer_bytes = |state: &Peer| {
+        let peer_bytes = |state: &KeyPeer| {
             state.announced.capacity() * size_of::<(u32, Announced)>()
                 + state.segments.capacity() * size_of::<(u32, RemoteMemory)>()
                 + state.confirmations.capacity() * size_of::<(u32, u64)>()
@@ -377,7 +377,7 @@ impl Keys {
                 + publication.released.capacity() * size_of::<u32>()
         });
         size_of::<Keys>()
-            + self.peers.capacity() * size_of::<Peer>()
+            + self.peers.capacity() * size_of::<KeyPeer>()
             + self.peers.iter().map(peer_bytes).sum::<usize>()
             + publication
             + self.ready.capacity() * size_of::<PeerId>()
@@ -385,7 +385,7 @@ impl Keys {
     }
 }
 
-impl Peer {
+impl KeyPeer {
     /// Adds a segment of the peer. Returns `None` if the number is in use, or if the peer has too many segments.
     fn add(&mut self, number: u32, memory: RemoteMemory) -> Option<()> {
         let is_full = self.segments.len() + self.confirmations.len() >= MAX_PEER_SEGMENTS;
@@ -475,7 +475,7 @@ impl Publication {
     }
 
     /// Takes segments that a peer doesn't know.
-    fn take_additions(&mut self, peer: &mut Peer, max: usize, mut take: impl FnMut(u32, RemoteMemory)) {
+    fn take_additions(&mut self, peer: &mut KeyPeer, max: usize, mut take: impl FnMut(u32, RemoteMemory)) {
         let max = max.min(MAX_PEER_SEGMENTS.saturating_sub(peer.announced.len()));
         let mut count = 0;
         for published in &mut self.segments {
@@ -493,7 +493,7 @@ impl Publication {
     }
 
     /// Takes segments whose withdrawal must be sent to a peer.
-    fn take_withdrawals(&self, peer: &mut Peer, max: usize, mut take: impl FnMut(u32)) {
+    fn take_withdrawals(&self, peer: &mut KeyPeer, max: usize, mut take: impl FnMut(u32)) {
         let due = peer.announced.iter_mut().filter(|announced| self.is_withdrawal_due(announced));
         for (number, announced) in due.take(max) {
             *announced = Announced::Withdrawing;

@@ -215,7 +215,7 @@ fn messages_of_no_correct_peer_are_refused() {
     let mut other = addition(2, memory(2));
     other[4] = 4;
     assert_eq!(user.handle_message(PEER, &other, 0), Err(INVALID_MESSAGE));
-    assert!(matches!(INVALID_MESSAGE, EndReason::ProtocolViolation(_)));
+    assert!(matches!(INVALID_MESSAGE, EndReason::ProtocolViolation { .. }));
 }
 
 proptest! {

@@ -15,8 +15,8 @@
 //!
 //! A call ends exactly once: with its reply or failure, when its deadline expires, when it is cancelled, or when its
 //! session ends. Replies may arrive in any order. A reply to a call that has ended is dropped and
-//! [counted](Counters::late_replies). For each expired or cancelled call, this side sends the peer a cancellation. The index of
-//! the call is reused only after that message, so the peer never has more requests than [`Config::max_calls`].
+//! [counted](RpcCounters::late_replies). For each expired or cancelled call, this side sends the peer a cancellation. The index of
+//! the call is reused only after that message, so the peer never has more requests than [`RpcConfig::max_calls`].
 //!
 //! # Frames
 //!
@@ -30,12 +30,12 @@
 //!
 //! ```
 //! use adverb_cluster_proto::PeerId;
-//! use adverb_cluster_proto::rpc::{Config, Header, Incoming, Rpc};
+//! use adverb_cluster_proto::rpc::{RpcConfig, Header, Incoming, Rpc};
 //! use adverb_proto::Time;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let peer = PeerId(0);
-//! let (mut client, mut server) = (Rpc::new(Config::default(), 1)?, Rpc::new(Config::default(), 1)?);
+//! let (mut client, mut server) = (Rpc::new(RpcConfig::default(), 1)?, Rpc::new(RpcConfig::default(), 1)?);
 //! client.open(peer, 1)?;
 //! server.open(peer, 1)?;
 //!
@@ -69,6 +69,7 @@ use std::collections::VecDeque;
 
 use adverb_proto::Time;
 
+use crate::config::MAX_PEERS;
 use crate::mutation::mutant;
 use crate::{ConfigError, PeerId, PostError, SessionError};
 use calls::{Calls, ReplyMatch};
@@ -76,22 +77,22 @@ use requests::{Admission, Answer, Requests};
 use timers::Timers;
 
 pub use header::{Failure, HEADER_LEN, Header, WireId, set_frame_len, split_frame};
-pub use types::{CallError, CallId, Config, Counters, Incoming, Output, RequestId};
+pub use types::{CallError, CallId, Execution, Incoming, Output, RequestId, RpcConfig, RpcCounters};
 
 /// The calls and requests of a broker.
 #[derive(Debug)]
 pub struct Rpc {
-    config: Config,
-    peers: Vec<Peer>,
+    config: RpcConfig,
+    peers: Vec<RpcPeer>,
     timers: Timers<CallId>,
     /// The peers with messages to send.
     ready: VecDeque<PeerId>,
-    counters: Counters,
+    counters: RpcCounters,
 }
 
 #[derive(Debug)]
-struct Peer {
-    phase: Phase,
+struct RpcPeer {
+    phase: RpcPhase,
     /// The number of the session.
     session: u32,
     calls: Calls,
@@ -101,7 +102,7 @@ struct Peer {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Phase {
+enum RpcPhase {
     Closed,
     Open {
         epoch: u64,
@@ -110,9 +111,9 @@ enum Phase {
     Ending,
 }
 
-impl Peer {
+impl RpcPeer {
     fn is_open(&self) -> bool {
-        matches!(self.phase, Phase::Open { .. })
+        matches!(self.phase, RpcPhase::Open { .. })
     }
 
     fn has_output(&self) -> bool {
@@ -126,13 +127,13 @@ impl Rpc {
     /// # Errors
     ///
     /// Returns [`ConfigError`] if a number is out of range.
-    pub fn new(config: Config, peer_count: usize) -> Result<Rpc, ConfigError> {
+    pub fn new(config: RpcConfig, peer_count: usize) -> Result<Rpc, ConfigError> {
         config.validate()?;
-        if peer_count > usize::from(u16::MAX) + 1 {
-            return Err(ConfigError::TooManyPeers { requested: peer_count });
+        if peer_count > MAX_PEERS {
+            return Err(ConfigError::TooManyPeers { requested: peer_count, max: MAX_PEERS });
         }
-        let peer = || Peer {
-            phase: Phase::Closed,
+        let peer = || RpcPeer {
+            phase: RpcPhase::Closed,
             session: 0,
             calls: Calls::default(),
             requests: Requests::default(),
@@ -143,24 +144,24 @@ impl Rpc {
             peers: core::iter::repeat_with(peer).take(peer_count).collect(),
             timers: Timers::new(),
             ready: VecDeque::new(),
-            counters: Counters::default(),
+            counters: RpcCounters::default(),
         })
     }
 
     /// Returns the configuration.
-    pub fn config(&self) -> &Config {
+    pub fn config(&self) -> &RpcConfig {
         &self.config
     }
 
     /// Returns the numbers of calls, requests and unexpected messages so far.
-    pub fn counters(&self) -> &Counters {
+    pub fn counters(&self) -> &RpcCounters {
         &self.counters
     }
 
     /// Returns the epoch of a peer's session, if it is open.
     pub fn epoch(&self, peer: PeerId) -> Option<u64> {
         match self.peers.get(usize::from(peer.0))?.phase {
-            Phase::Open { epoch } => Some(epoch),
+            RpcPhase::Open { epoch } => Some(epoch),
             _ => None,
         }
     }
@@ -177,9 +178,9 @@ impl Rpc {
 
     /// Returns the bytes of the state. The call visits all peers.
     pub fn state_bytes(&self) -> usize {
-        let peer_bytes = |state: &Peer| state.calls.heap_bytes() + state.requests.heap_bytes();
+        let peer_bytes = |state: &RpcPeer| state.calls.heap_bytes() + state.requests.heap_bytes();
         size_of::<Rpc>()
-            + self.peers.capacity() * size_of::<Peer>()
+            + self.peers.capacity() * size_of::<RpcPeer>()
             + self.peers.iter().map(peer_bytes).sum::<usize>()
             + self.timers.heap_bytes()
             + self.ready.capacity() * size_of::<PeerId>()
@@ -194,10 +195,10 @@ impl Rpc {
     pub fn open(&mut self, peer: PeerId, epoch: u64) -> Result<(), SessionError> {
         let unknown = SessionError::UnknownPeer { peer };
         let state = self.peers.get_mut(usize::from(peer.0)).ok_or(unknown)?;
-        if state.phase != Phase::Closed {
-            return Err(SessionError::WrongPhase { peer, expected: "closed" });
+        if state.phase != RpcPhase::Closed {
+            return Err(SessionError::WrongPhase { peer, expected: crate::Phase::Closed });
         }
-        state.phase = Phase::Open { epoch };
+        state.phase = RpcPhase::Open { epoch };
         state.session = state.session.wrapping_add(1);
         Ok(())
     }
@@ -206,7 +207,7 @@ impl Rpc {
     /// calls.
     pub fn end(&mut self, peer: PeerId) {
         if let Some(state) = self.peers.get_mut(usize::from(peer.0)).filter(|state| state.is_open()) {
-            state.phase = Phase::Ending;
+            state.phase = RpcPhase::Ending;
             state.calls.end();
             state.requests.end();
         }
@@ -214,9 +215,10 @@ impl Rpc {
 
     /// Returns the next call that ended because its session did.
     pub fn poll_ended(&mut self, peer: PeerId) -> Option<CallId> {
-        let state = self.peers.get_mut(usize::from(peer.0)).filter(|state| state.phase == Phase::Ending)?;
+        let state =
+            self.peers.get_mut(usize::from(peer.0)).filter(|state| state.phase == RpcPhase::Ending)?;
         let Some((id, timer)) = state.calls.take_ended() else {
-            state.phase = Phase::Closed;
+            state.phase = RpcPhase::Closed;
             return None;
         };
         if let Some(timer) = timer {
@@ -247,7 +249,7 @@ impl Rpc {
     /// # Errors
     ///
     /// Returns [`PostError::NotOpen`] without a session, and [`PostError::TooManyCalls`] if the session has
-    /// [`max_calls`](Config::max_calls) calls.
+    /// [`max_calls`](RpcConfig::max_calls) calls.
     pub fn call(
         &mut self,
         peer: PeerId,
@@ -429,7 +431,7 @@ impl Rpc {
     }
 
     /// Returns the peer of a request, if the request's session is open.
-    fn peer_of(&mut self, request: RequestId) -> Option<&mut Peer> {
+    fn peer_of(&mut self, request: RequestId) -> Option<&mut RpcPeer> {
         let state = self.peers.get_mut(usize::from(request.peer.0))?;
         let is_current = state.session == request.session || mutant!(RequestSurvivesSession);
         (state.is_open() && is_current).then_some(state)
@@ -451,7 +453,7 @@ impl Rpc {
 
     /// Whether there are messages to send to a peer.
     pub fn has_output(&self, peer: PeerId) -> bool {
-        self.peers.get(usize::from(peer.0)).is_some_and(Peer::has_output)
+        self.peers.get(usize::from(peer.0)).is_some_and(RpcPeer::has_output)
     }
 
     /// Makes [`poll_ready`](Rpc::poll_ready) return a peer if there are messages to send to it.

@@ -1,11 +1,12 @@
 //! Errors of an arena.
 
+use std::borrow::Cow;
+use std::io;
+
 use crate::RemotePtrError;
 use crate::slab::InvalidLayout;
 
 /// An error of an [`Arena`](super::Arena).
-///
-/// `Display` prints the failed operation, the cause and, for some errors, a hint on a separate line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArenaError {
@@ -18,10 +19,7 @@ pub enum ArenaError {
         rule: &'static str,
     },
     /// An item is longer than a slab.
-    #[error(
-        "an item of {len} bytes exceeds the maximum of {max} bytes\n  hint: build the arena with a larger `slab_size`, or \
-         lend a segment for the item"
-    )]
+    #[error("an item of {len} bytes exceeds the maximum of {max} bytes")]
     ItemTooLarge {
         /// The item's length.
         len: usize,
@@ -29,10 +27,7 @@ pub enum ArenaError {
         max: usize,
     },
     /// No segment has a free slot or a free slab for the item.
-    #[error(
-        "allocating an item of {len} bytes failed: no slot of {slot_size} bytes and no slab is free\n  hint: drop items, or \
-         allocate another segment"
-    )]
+    #[error("allocating an item of {len} bytes failed: no slot of {slot_size} bytes and no slab is free")]
     Full {
         /// The item's length.
         len: usize,
@@ -46,10 +41,7 @@ pub enum ArenaError {
         segment: u32,
     },
     /// A lent region is registered in a protection domain that the arena doesn't have.
-    #[error(
-        "lending a region failed: protection domain {domain} is not one of the arena's\n  hint: register the region in one of \
-         the domains that the arena was built with"
-    )]
+    #[error("lending a region failed: protection domain {domain} is not one of the arena's")]
     ForeignRegion {
         /// The number of the region's domain.
         domain: u64,
@@ -67,10 +59,51 @@ pub enum ArenaError {
     /// A remote pointer is not to this arena's memory.
     #[error(transparent)]
     InvalidPointer(#[from] RemotePtrError),
+    /// The system has no memory for a segment.
+    #[error("allocating a segment of {len} bytes failed")]
+    Allocation {
+        /// The segment's length.
+        len: usize,
+        /// The cause.
+        source: io::Error,
+    },
     /// An operation on a device or on memory failed.
     #[error(transparent)]
     Verbs(#[from] adverb_verbs::Error),
 }
+
+impl ArenaError {
+    /// Returns an action that may solve the problem, if one is known.
+    pub fn hint(&self) -> Option<Cow<'_, str>> {
+        let hint = match self {
+            ArenaError::ItemTooLarge { .. } => {
+                "build the arena with a larger `slab_size`, or lend a segment for the item"
+            }
+            ArenaError::Full { .. } => "drop items, or allocate another segment",
+            ArenaError::ForeignRegion { .. } => {
+                "register the region in one of the domains that the arena was built with"
+            }
+            ArenaError::InvalidPointer(error) => error.hint()?,
+            ArenaError::Verbs(error) => return error.hint(),
+            ArenaError::InvalidOption { .. }
+            | ArenaError::UnknownSegment { .. }
+            | ArenaError::OutOfBounds { .. }
+            | ArenaError::Allocation { .. } => return None,
+        };
+        Some(hint.into())
+    }
+
+    /// Whether the same operation can succeed later: items may be dropped, or memory may become free.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            ArenaError::Full { .. } | ArenaError::Allocation { .. } => true,
+            ArenaError::Verbs(error) => error.is_retryable(),
+            _ => false,
+        }
+    }
+}
+
+const _: () = assert!(size_of::<ArenaError>() <= 64);
 
 impl From<InvalidLayout> for ArenaError {
     fn from(InvalidLayout { option, rule }: InvalidLayout) -> ArenaError {

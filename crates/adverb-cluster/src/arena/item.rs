@@ -9,13 +9,13 @@ use adverb_verbs::memory::{MemoryRegion, RegionSlice};
 
 use super::error::ArenaError;
 use super::segment::Segment;
-use super::{Result, Shared};
+use super::{ArenaState, Result};
 use crate::RemotePtr;
 use crate::slab::Slot;
 
 /// The memory of a slab.
 pub(super) struct SlabMemory {
-    pub(super) arena: Arc<Shared>,
+    pub(super) arena: Arc<ArenaState>,
     pub(super) segment: Arc<Segment>,
     /// The first of the segment's regions, for copies.
     pub(super) region: MemoryRegion,

@@ -35,7 +35,7 @@ pub use segment::{SegmentInfo, SegmentKind, Withdrawal};
 pub use stats::{ArenaStats, ClassStats};
 
 use crate::broker::Waker;
-use crate::slab::{Heap, Layout, SizeClasses};
+use crate::slab::{Heap, Layout, MAX_PARTITIONS, SizeClasses};
 use crate::{RemotePtr, RemotePtrError};
 use item::SlabMemory;
 
@@ -70,9 +70,9 @@ type Result<T, E = ArenaError> = std::result::Result<T, E>;
 pub struct Arena(Arc<Handle>);
 
 /// Withdraws all segments when the last handle is dropped.
-struct Handle(Arc<Shared>);
+struct Handle(Arc<ArenaState>);
 
-struct Shared {
+struct ArenaState {
     owner: OwnerProcess,
     heap: Heap<Arc<SlabMemory>>,
     domains: Box<[ProtectionDomain]>,
@@ -104,11 +104,17 @@ pub struct ArenaBuilder {
 }
 
 impl ArenaBuilder {
-    /// Sets the member number and the epoch of this member, which are in every [`RemotePtr`]. Both are 0 by default.
+    /// Sets the number of this member, which is in every [`RemotePtr`]. The default is 0.
+    pub fn member(mut self, member: u32) -> ArenaBuilder {
+        self.member = member;
+        self
+    }
+
+    /// Sets the epoch of this member, which is in every [`RemotePtr`]. The default is 0.
     ///
     /// A member that restarts must have another epoch than before, so that peers recognize pointers of its earlier run.
-    pub fn identity(mut self, member: u32, epoch: u64) -> ArenaBuilder {
-        (self.member, self.epoch) = (member, epoch);
+    pub fn epoch(mut self, epoch: u64) -> ArenaBuilder {
+        self.epoch = epoch;
         self
     }
 
@@ -142,8 +148,8 @@ impl ArenaBuilder {
         self
     }
 
-    /// Sets the number of partitions. Each has a lock. The number is rounded up to a power of two, and is at most 4096. The
-    /// default is the number of cores.
+    /// Sets the number of partitions, from 1 to 4096. Each has a lock. The number is rounded up to a power of two. The default
+    /// is the number of cores.
     ///
     /// A partition keeps up to one empty slab for each slot size that it used. Other partitions take those slabs when no
     /// others are left.
@@ -163,8 +169,12 @@ impl ArenaBuilder {
             let rule = "the arena needs at least one protection domain";
             return Err(ArenaError::InvalidOption { option: "domains", rule });
         }
+        if !(1..=MAX_PARTITIONS).contains(&self.partitions) {
+            let rule = "it must be from 1 to 4096";
+            return Err(ArenaError::InvalidOption { option: "partitions", rule });
+        }
         let heap = Heap::new(SizeClasses::new(&self.layout)?, self.partitions);
-        Ok(Arena(Arc::new(Handle(Arc::new(Shared {
+        Ok(Arena(Arc::new(Handle(Arc::new(ArenaState {
             owner: OwnerProcess::current(),
             heap,
             domains: domains.into(),
@@ -181,7 +191,7 @@ impl ArenaBuilder {
 impl Arena {
     /// Returns a builder with the default options.
     pub fn builder() -> ArenaBuilder {
-        let partitions = std::thread::available_parallelism().map_or(1, usize::from);
+        let partitions = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_PARTITIONS);
         let layout = Layout { slab_size: 1 << 20, min_item_size: 64, growth_factor: 1.25, item_align: 64 };
         ArenaBuilder { layout, partitions, member: 0, epoch: 0 }
     }
@@ -197,8 +207,8 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// Returns [`ArenaError::InvalidOption`] if `len` is 0 or exceeds the address space, and [`ArenaError::Verbs`] if the
-    /// system has no memory or a device can't register it. The limit on locked memory (`RLIMIT_MEMLOCK`) is a common
+    /// Returns [`ArenaError::InvalidOption`] if `len` is 0 or exceeds the address space, [`ArenaError::Allocation`] if the
+    /// system has no memory, and [`ArenaError::Verbs`] if a device can't register it. The limit on locked memory (`RLIMIT_MEMLOCK`) is a common
     /// cause.
     pub fn allocate_segment(&self, len: usize, access: Access) -> Result<SegmentInfo> {
         let shared = &self.0.0;
@@ -209,8 +219,7 @@ impl Arena {
                 rule: "a segment must have from 1 byte to 2^63 bytes",
             },
         )?;
-        let pages =
-            Pages::prefer_huge(len).map_err(|error| adverb_verbs::Error::Allocation { len, error })?;
+        let pages = Pages::prefer_huge(len).map_err(|source| ArenaError::Allocation { len, source })?;
         let kind = if pages.is_huge() { SegmentKind::HugePages } else { SegmentKind::OrdinaryPages };
         let region = shared.domains[0].register(pages, access | Access::LOCAL_WRITE)?;
         let add_slabs = |segment: &Arc<Segment>| {
@@ -332,7 +341,7 @@ impl Arena {
     /// Returns [`ArenaError::UnknownSegment`] if the arena has no such segment, and [`ArenaError::InvalidPointer`] if the
     /// range doesn't lie in it.
     pub fn remote_ptr(&self, segment: u32, range: Range<u64>) -> Result<RemotePtr> {
-        let Shared { member, epoch, .. } = *self.0.0;
+        let ArenaState { member, epoch, .. } = *self.0.0;
         let Range { start: offset, end } = range;
         let len = end.checked_sub(offset);
         let segment_len = self.0.0.segment(segment)?.len() as u64;
@@ -354,7 +363,7 @@ impl Arena {
     /// or if it refers to fewer bytes; [`ArenaError::UnknownSegment`] if the segment was withdrawn; and
     /// [`ArenaError::Verbs`] if this process can't access the segment.
     pub fn read(&self, ptr: RemotePtr, bytes: &mut [u8]) -> Result<()> {
-        let Shared { member, epoch, .. } = *self.0.0;
+        let ArenaState { member, epoch, .. } = *self.0.0;
         let len = bytes.len() as u64;
         let bounds = RemotePtrError::OutOfBounds { offset: ptr.offset, len, segment_len: ptr.len };
         let part = ptr.part(0..len).ok_or(bounds)?;
@@ -398,7 +407,7 @@ impl Arena {
     }
 }
 
-impl Shared {
+impl ArenaState {
     /// Registers a region's memory in the domains that it isn't registered in, and adds it as a segment. Calls `then`
     /// before the segment can be withdrawn.
     fn add_segment(
@@ -412,7 +421,11 @@ impl Shared {
             return Err(ArenaError::ForeignRegion { domain: domain_id });
         }
         let register = |domain: &ProtectionDomain| {
-            if domain.id() == domain_id { Ok(region.clone()) } else { register_again(&region, domain) }
+            if domain.id() == domain_id {
+                Ok(region.clone())
+            } else {
+                register_again(&region, domain, region.access())
+            }
         };
         let regions = self.domains.iter().map(register).collect::<Result<_, _>>()?;
         let mut segments = self.segments.write();
@@ -463,7 +476,7 @@ impl Drop for Handle {
 
 impl fmt::Debug for Arena {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Shared { member, epoch, .. } = *self.0.0;
+        let ArenaState { member, epoch, .. } = *self.0.0;
         f.debug_struct("Arena")
             .field("member", &member)
             .field("epoch", &epoch)

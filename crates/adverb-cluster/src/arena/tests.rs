@@ -26,7 +26,8 @@ fn domain() -> ProtectionDomain {
 /// Returns an arena with small slabs and one segment of `slab_count` slabs.
 fn arena(domain: &ProtectionDomain, slab_count: usize, access: Access) -> Arena {
     let arena = Arena::builder()
-        .identity(3, 7)
+        .member(3)
+        .epoch(7)
         .slab_size(SLAB_SIZE)
         .partitions(4)
         .build(std::slice::from_ref(domain))
@@ -175,7 +176,7 @@ fn segments_are_registered_in_every_domain() {
         device.create_protection_domain().unwrap()
     });
     let domains = [one.clone(), other.clone()];
-    let arena = Arena::builder().identity(3, 7).slab_size(SLAB_SIZE).build(&domains).unwrap();
+    let arena = Arena::builder().member(3).epoch(7).slab_size(SLAB_SIZE).build(&domains).unwrap();
     let segment = arena.allocate_segment(SLAB_SIZE, Access::REMOTE_READ).unwrap();
     assert_eq!(segment.remotes.len(), 2);
     let item = arena.alloc_copy(b"by either device").unwrap();
@@ -279,6 +280,10 @@ fn access_outside_an_item_is_refused() {
     assert!(matches!(arena.alloc(SLAB_SIZE + 1), Err(ArenaError::ItemTooLarge { max: SLAB_SIZE, .. })));
     assert!(matches!(arena.alloc(usize::MAX), Err(ArenaError::ItemTooLarge { .. })));
     assert!(matches!(Arena::builder().build(&[]), Err(ArenaError::InvalidOption { option: "domains", .. })));
+    for count in [0, 4097] {
+        let refused = Arena::builder().partitions(count).build(std::slice::from_ref(&domain));
+        assert!(matches!(refused, Err(ArenaError::InvalidOption { option: "partitions", .. })), "{count}");
+    }
     for len in [0, usize::MAX] {
         let refused = arena.allocate_segment(len, Access::empty());
         assert!(matches!(refused, Err(ArenaError::InvalidOption { option: "len", .. })));

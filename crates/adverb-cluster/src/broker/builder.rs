@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use adverb_cluster_proto::keys::Keys;
-use adverb_cluster_proto::{Broker as Core, Config};
+use adverb_cluster_proto::{Broker as Core, BrokerConfig};
 use adverb_verbs::ProtectionDomain;
 use adverb_verbs::internal::{OwnerProcess, Watch};
 
@@ -17,18 +17,18 @@ use super::{Broker, BrokerError, Result};
 #[must_use]
 pub struct BrokerBuilder {
     domain: ProtectionDomain,
-    config: Config,
+    config: BrokerConfig,
     peer_count: usize,
     epoch: Option<u64>,
 }
 
 impl BrokerBuilder {
     pub(super) fn new(domain: &ProtectionDomain) -> BrokerBuilder {
-        BrokerBuilder { domain: domain.clone(), config: Config::default(), peer_count: 1, epoch: None }
+        BrokerBuilder { domain: domain.clone(), config: BrokerConfig::default(), peer_count: 1, epoch: None }
     }
 
     /// Sets the sizes of the broker's queues and rings.
-    pub fn config(mut self, config: Config) -> BrokerBuilder {
+    pub fn config(mut self, config: BrokerConfig) -> BrokerBuilder {
         self.config = config;
         self
     }
@@ -66,9 +66,9 @@ impl BrokerBuilder {
         }
         let completion_queue = device.completion_queue(depth).events().create()?;
         let action = "creating an epoll descriptor";
-        let watch = Watch::new().map_err(|error| BrokerError::Io { action, error })?;
+        let watch = Watch::new().map_err(|source| BrokerError::System { action, source })?;
         if let Some(fd) = completion_queue.event_fd() {
-            watch.add(fd).map_err(|error| BrokerError::Io { action, error })?;
+            watch.add(fd).map_err(|source| BrokerError::System { action, source })?;
         }
         Ok(Broker {
             core,

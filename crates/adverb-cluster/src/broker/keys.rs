@@ -58,24 +58,23 @@ impl Broker {
     /// [`Event::SegmentsChanged`](super::Event::SegmentsChanged). A segment that is [withdrawn](Arena::withdraw) stays
     /// registered until the peers know, so no transfer of a peer fails.
     ///
-    /// The arena must have the epoch of this broker ([`identity`](crate::ArenaBuilder::identity)) and be registered in
+    /// The arena must have the epoch of this broker ([`ArenaBuilder::epoch`](crate::ArenaBuilder::epoch)) and be registered in
     /// its protection domain. The broker keeps a handle to the arena.
     ///
     /// # Errors
     ///
-    /// Returns [`BrokerError::InvalidArena`] if the arena has another epoch or no region in the broker's domain, or if an
-    /// arena was published before; [`BrokerError::Config`] if the message slots are too small; and [`BrokerError::Io`] if
-    /// a descriptor can't be created.
+    /// Returns [`BrokerError::AlreadyPublished`], [`BrokerError::ArenaEpochMismatch`], and
+    /// [`BrokerError::ArenaNotRegistered`] if the arena has no region in the broker's domain; [`BrokerError::Config`] if
+    /// the message slots are too small; and [`BrokerError::System`] if a descriptor can't be created.
     pub fn publish(&mut self, arena: &Arena) -> Result<()> {
-        let invalid = |reason| BrokerError::InvalidArena { reason };
         if self.publication.is_some() {
-            return Err(invalid("the broker has published an arena before"));
+            return Err(BrokerError::AlreadyPublished);
         }
         if arena.epoch() != self.epoch {
-            return Err(invalid("its epoch is not that of the broker"));
+            return Err(BrokerError::ArenaEpochMismatch { arena: arena.epoch(), broker: self.epoch });
         }
-        let domain = arena.domain_index(&self.domain);
-        let domain = domain.ok_or(invalid("it is not registered in the broker's protection domain"))?;
+        let not_registered = || BrokerError::ArenaNotRegistered { domain: self.domain.id() };
+        let domain = arena.domain_index(&self.domain).ok_or_else(not_registered)?;
         let waker = self.waker()?;
         self.keys.publish(arena.member(), self.core.config().slot_size)?;
         arena.add_watcher(&waker);

@@ -254,7 +254,7 @@ impl Broker {
         let checked = match peer_epoch {
             Some(epoch) => self.core.check_epoch(peer, epoch),
             // This side asked for a session, and has one by now.
-            None if self.is_open(peer) => Err(SessionError::WrongPhase { peer, expected: "closed" }),
+            None if self.is_open(peer) => Err(SessionError::WrongPhase { peer, expected: Phase::Closed }),
             None => Ok(()),
         };
         // A refused epoch causes a probe of the session.

@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 use adverb_cluster_proto::keys::Keys;
 use adverb_cluster_proto::{
-    Broker as Core, Config, MemoryUse, PeerId, Phase, SessionError, Transfer as CoreTransfer,
+    Broker as Core, BrokerConfig, MemoryUse, PeerId, Phase, SessionError, Transfer as CoreTransfer,
 };
 use adverb_proto::Time;
 use adverb_verbs::internal::{Deadline, OwnerProcess, Watch};
@@ -63,7 +63,7 @@ const MAX_SEGMENTS: u32 = 4;
 /// A broker belongs to one thread, and shares no lock with other brokers. It sends messages from slots
 /// ([`send_buf`](Broker::send_buf), [`post_send`](Broker::post_send)), and transfers data to and from the memory of peers
 /// ([`post_write`](Broker::post_write), [`post_read`](Broker::post_read) and others). Requests to a peer wait until there are
-/// [`doorbell_batch`](Config::doorbell_batch) of them, until [`flush`](Broker::flush) or [`flush_all`](Broker::flush_all), or
+/// [`doorbell_batch`](BrokerConfig::doorbell_batch) of them, until [`flush`](Broker::flush) or [`flush_all`](Broker::flush_all), or
 /// until the end of the poll.
 ///
 /// [`Cluster::broker`](crate::Cluster::broker) returns a broker whose sessions the cluster establishes. The example shows
@@ -155,7 +155,7 @@ impl Broker {
     /// Makes the broker execute the commands in a mailbox.
     pub(crate) fn attach(&mut self, mailbox: Arc<Mailbox>) -> Result<()> {
         let added = self.watch.add(mailbox.as_fd());
-        added.map_err(|error| BrokerError::Io { action: "watching a socket", error })?;
+        added.map_err(|source| BrokerError::System { action: "watching a socket", source })?;
         self.mailbox = Some(mailbox);
         Ok(())
     }
@@ -165,15 +165,15 @@ impl Broker {
         if let Some(waker) = &self.waker {
             return Ok(Arc::clone(waker));
         }
-        let io_error = |error| BrokerError::Io { action: "creating a socket", error };
-        let waker = Arc::new(Waker::new().map_err(io_error)?);
-        self.watch.add(waker.as_fd()).map_err(io_error)?;
+        let failed = |source| BrokerError::System { action: "creating a socket", source };
+        let waker = Arc::new(Waker::new().map_err(failed)?);
+        self.watch.add(waker.as_fd()).map_err(failed)?;
         self.waker = Some(Arc::clone(&waker));
         Ok(waker)
     }
 
     /// Returns the configuration.
-    pub fn config(&self) -> &Config {
+    pub fn config(&self) -> &BrokerConfig {
         self.core.config()
     }
 
@@ -282,7 +282,7 @@ impl Broker {
     /// no session exists.
     pub fn establish(&mut self, peer: PeerId, offer: &Offer) -> Result<()> {
         let link = self.peers.get(usize::from(peer.0)).and_then(|state| state.link.as_ref());
-        let wrong_phase = SessionError::WrongPhase { peer, expected: "being prepared" };
+        let wrong_phase = SessionError::WrongPhase { peer, expected: Phase::Preparing };
         let link = link.filter(|_| self.core.phase(peer) == Phase::Preparing).ok_or(wrong_phase)?;
         let connected = link.queue_pair.connect(&offer.endpoint).map_err(BrokerError::from);
         let opened = connected.and_then(|()| self.open(peer, offer));
@@ -361,7 +361,7 @@ impl Broker {
     ///
     /// # Errors
     ///
-    /// Returns [`BrokerError::Verbs`] if the device failed, and [`BrokerError::Io`] if the system call failed.
+    /// Returns [`BrokerError::Verbs`] if the device failed, and [`BrokerError::System`] if the system call failed.
     pub fn leave(&mut self, timeout: impl Into<Option<Duration>>) -> Result<bool> {
         let timeout = timeout.into().unwrap_or(Duration::MAX);
         let deadline = Deadline::new(timeout);

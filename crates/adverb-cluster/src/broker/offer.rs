@@ -59,7 +59,7 @@ impl Offer {
         let epoch = u64::from_be_bytes(take(&mut rest));
         let credits = u32::from_be_bytes(take(&mut rest));
         let slot_size = u32::from_be_bytes(take(&mut rest));
-        let invalid = |reason| BrokerError::InvalidOffer { reason };
+        let invalid = |violation| BrokerError::InvalidOffer { violation };
         if qpn >> 24 != 0 || psn >> 24 != 0 {
             return Err(invalid("a queue pair number or PSN has more than 24 bits"));
         }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use adverb_cluster_proto::Config;
+use adverb_cluster_proto::BrokerConfig;
 use adverb_verbs::memory::{Buffer, Payload};
 use adverb_verbs::{ProtectionDomain, QueuePair, Result, internal};
 
@@ -99,7 +99,7 @@ impl Tag {
 
 impl Peer {
     /// Allocates the buffers that the next session needs.
-    pub(super) fn allocate(&mut self, domain: &ProtectionDomain, config: &Config) -> Result<()> {
+    pub(super) fn allocate(&mut self, domain: &ProtectionDomain, config: &BrokerConfig) -> Result<()> {
         let size = config.slot_size as usize;
         if !self.is_allocated {
             let (send, recv) = (usize::from(config.send_slots), usize::from(config.recv_queue_depth()));

@@ -9,6 +9,9 @@ use adverb_verbs::memory::Payload;
 
 use super::{Broker, MAX_SEGMENTS, RefusedTransfer, RemoteTarget, Result, SendBuf, TransferError};
 
+/// The maximum length of a transfer in bytes.
+const MAX_TRANSFER_LEN: usize = 1 << 30;
+
 /// A one-sided transfer of a [batch](Broker::post_batch).
 #[derive(Debug)]
 pub struct Transfer {
@@ -94,7 +97,7 @@ impl Broker {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`send_buf`](Broker::send_buf), and [`PostError::TooLong`] if the message is longer than a
+    /// Returns the errors of [`send_buf`](Broker::send_buf), and [`PostError::MessageTooLong`] if the message is longer than a
     /// slot.
     pub fn send(&mut self, peer: PeerId, bytes: &[u8]) -> Result<(), PostError> {
         let mut message = self.send_buf(peer)?;
@@ -108,8 +111,8 @@ impl Broker {
     /// # Errors
     ///
     /// Returns the payload and the cause: [`TransferError::Pointer`] if the pointer is stale, out of bounds, or to a segment
-    /// that the peer has not announced or has withdrawn, [`TransferError::InvalidPayload`] if the payload has too many
-    /// segments or bytes, or is a memory window, and [`TransferError::Post`] if there is no session ([`NotOpen`](PostError::NotOpen)), if the
+    /// that the peer has not announced or has withdrawn, [`TransferError::TooManySegments`],
+    /// [`TransferError::TooLong`] or [`TransferError::WindowPayload`] if the payload can't be transferred, and [`TransferError::Post`] if there is no session ([`NotOpen`](PostError::NotOpen)), if the
     /// memory belongs to an earlier run of the peer ([`StaleEpoch`](PostError::StaleEpoch)), if the request queue is full
     /// ([`WouldBlock`](PostError::WouldBlock)), or if the local range is longer than the remote range
     /// ([`OutOfBounds`](PostError::OutOfBounds)).
@@ -199,7 +202,7 @@ impl Broker {
     /// # Errors
     ///
     /// Returns the same errors as [`post_write`](Broker::post_write), [`PostError::EmptyBatch`], and
-    /// [`PostError::TooLong`] if the list is longer than the [request queue](crate::BrokerConfig::queue_depth).
+    /// [`PostError::BatchTooLong`] if the list is longer than the [request queue](crate::BrokerConfig::queue_depth).
     pub fn post_batch(
         &mut self,
         peer: PeerId,
@@ -245,18 +248,19 @@ impl Broker {
 
     /// Returns the length of a payload in the form that the core takes. The core doesn't use the other fields.
     fn check_payload(&self, payload: &Payload) -> Result<Segment, TransferError> {
-        let invalid = |reason| TransferError::InvalidPayload { reason };
         if matches!(payload, Payload::Window(_)) {
-            return Err(invalid("a memory window has no bytes to transfer"));
+            return Err(TransferError::WindowPayload);
         }
-        let max_segments = MAX_SEGMENTS.min(self.domain.device().attributes().max_sge) as usize;
-        if payload.segments().len() > max_segments {
-            return Err(invalid("a transfer has at most four segments, or as many as the device allows"));
+        let max = MAX_SEGMENTS.min(self.domain.device().attributes().max_sge) as usize;
+        let count = payload.segments().len();
+        if count > max {
+            return Err(TransferError::TooManySegments { count, max });
         }
-        match u32::try_from(payload.len()) {
-            Ok(length) if length <= 1 << 30 => Ok(Segment { addr: 0, length, lkey: 0 }),
-            _ => Err(invalid("a transfer has at most 1 GiB")),
+        let (len, max) = (payload.len(), MAX_TRANSFER_LEN);
+        if len > max {
+            return Err(TransferError::TooLong { len, max });
         }
+        Ok(Segment { addr: 0, length: len as u32, lkey: 0 })
     }
 
     /// Posts the waiting requests of a peer.

@@ -68,7 +68,7 @@ impl SendBuf {
     ///
     /// # Errors
     ///
-    /// Returns [`PostError::TooLong`] if the message would be longer than the slot. The message is unchanged then.
+    /// Returns [`PostError::MessageTooLong`] if the message would be longer than the slot. The message is unchanged then.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), PostError> {
         let start = self.len;
         self.resize(start + bytes.len())?;
@@ -81,11 +81,11 @@ impl SendBuf {
     ///
     /// # Errors
     ///
-    /// Returns [`PostError::TooLong`] if the slot is shorter.
+    /// Returns [`PostError::MessageTooLong`] if the slot is shorter.
     pub fn resize(&mut self, len: usize) -> Result<(), PostError> {
         let max = self.capacity();
         if len > max {
-            return Err(PostError::TooLong { requested: len, max });
+            return Err(PostError::MessageTooLong { len, max });
         }
         self.len = len;
         Ok(())

@@ -14,8 +14,8 @@ pub(super) const TEST_DEADLINE: Duration = Duration::from_secs(60);
 const ALL: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
 
-pub(super) fn small() -> Config {
-    Config { send_slots: 8, recv_slots: 8, slot_size: 256, ..Config::default() }
+pub(super) fn small() -> BrokerConfig {
+    BrokerConfig { send_slots: 8, recv_slots: 8, slot_size: 256, ..BrokerConfig::default() }
 }
 
 pub(super) fn domain() -> ProtectionDomain {
@@ -23,7 +23,7 @@ pub(super) fn domain() -> ProtectionDomain {
 }
 
 /// Returns two brokers in one protection domain, connected. Each is peer 0 of the other.
-pub(super) fn pair(config: Config) -> (Broker, Broker, ProtectionDomain) {
+pub(super) fn pair(config: BrokerConfig) -> (Broker, Broker, ProtectionDomain) {
     let domain = domain();
     let mut a = Broker::builder(&domain).config(config).epoch(10).create().unwrap();
     let mut b = Broker::builder(&domain).config(config).epoch(20).create().unwrap();
@@ -162,7 +162,7 @@ fn all_operations_transfer_the_right_bytes() {
 fn a_ring_smaller_than_the_doorbell_batch_keeps_messages_in_order() {
     let rings = [(1, 1), (2, 1), (1, 3), (3, 8)];
     for (send_slots, recv_slots) in rings {
-        let config = Config {
+        let config = BrokerConfig {
             send_slots,
             recv_slots,
             doorbell_batch: 64,
@@ -278,7 +278,7 @@ fn a_failed_request_ends_its_session_only() {
         !logs[0].ended.is_empty() && !logs[1].ended.is_empty() && !logs[2].messages.is_empty()
     });
     assert!(
-        matches!(log_a.ended[..], [(peer, 2, EndReason::RequestFailed(Status::RemoteAccess))] if peer == to_b)
+        matches!(log_a.ended[..], [(peer, 2, EndReason::RequestFailed { status: Status::RemoteAccess })] if peer == to_b)
     );
     let ended: Vec<Ticket> = log_a.completed.iter().map(|(ticket, ..)| *ticket).collect();
     assert_eq!(ended, tickets);
@@ -316,10 +316,10 @@ fn refused_transfers_return_their_payload() {
     assert!(matches!(refused.error, TransferError::Post(PostError::OutOfBounds { .. })));
     let segments: Vec<Buffer> = (0..5).map(|_| domain.buffer(1).unwrap()).collect();
     let refused = a.post_write(PeerId(0), segments, range(&region, 20, 0, 5)).unwrap_err();
-    assert!(matches!(refused.error, TransferError::InvalidPayload { .. }));
+    assert!(matches!(refused.error, TransferError::TooManySegments { count: 5, max: 4 }));
     assert!(matches!(a.send(PeerId(7), b"nobody"), Err(PostError::NotOpen { .. })));
     let mut slot = a.send_buf(PeerId(0)).unwrap();
-    assert!(matches!(slot.write(&[0; 257]), Err(PostError::TooLong { requested: 257, max: 256 })));
+    assert!(matches!(slot.write(&[0; 257]), Err(PostError::MessageTooLong { len: 257, max: 256 })));
 }
 
 #[test]
@@ -436,7 +436,7 @@ fn a_peer_may_return_with_a_smaller_epoch_or_be_refused() {
 fn a_completion_queue_that_could_overflow_is_refused() {
     let domain = domain();
     let max = domain.device().attributes().max_completion_queue_depth;
-    let config = Config { send_queue_depth: 1 << 14, recv_slots: 1 << 14, ..small() };
+    let config = BrokerConfig { send_queue_depth: 1 << 14, recv_slots: 1 << 14, ..small() };
     let per_peer = (1 << 14) + u32::from(config.recv_queue_depth());
     // Up to eight peers have two queue pairs for a moment.
     let fitting = (max / per_peer) as usize - 8;
@@ -452,7 +452,7 @@ fn a_completion_queue_that_could_overflow_is_refused() {
 
 #[test]
 fn a_waiting_thread_sleeps_until_a_message_arrives() {
-    let (mut a, mut b, _domain) = pair(Config { keepalive: None, ..small() });
+    let (mut a, mut b, _domain) = pair(BrokerConfig { keepalive: None, ..small() });
     let mut log = Log::default();
     assert!(b.wait(Duration::ZERO).unwrap(), "the session was opened");
     b.poll(|_, event| log.record(event)).unwrap();

@@ -24,7 +24,7 @@ impl Broker {
     ///
     /// # Errors
     ///
-    /// Returns [`BrokerError::Verbs`] if the device failed, and [`BrokerError::Io`] if the system call failed.
+    /// Returns [`BrokerError::Verbs`] if the device failed, and [`BrokerError::System`] if the system call failed.
     pub fn wait(&mut self, timeout: impl Into<Option<Duration>>) -> Result<bool> {
         let timeout = timeout.into().unwrap_or(Duration::MAX);
         let deadline = Deadline::new(timeout);
@@ -57,7 +57,7 @@ impl Broker {
         let pause = self.timeout().map_or(timeout, |until| until.min(timeout));
         let pause = Some(pause).filter(|pause| *pause != Duration::MAX);
         let waited = wait_either(self.watch.as_fd(), None, pause);
-        waited.map_err(|error| BrokerError::Io { action: "waiting for a completion", error })?;
+        waited.map_err(|source| BrokerError::System { action: "waiting for a completion", source })?;
         Ok(())
     }
 

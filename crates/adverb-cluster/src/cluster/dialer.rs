@@ -45,14 +45,14 @@ pub(super) struct Dialer {
     is_lazy: bool,
     /// Whether the application polls the broker of a thread.
     polled: Vec<bool>,
-    peers: Vec<Peer>,
+    peers: Vec<DialedPeer>,
     /// The peers in the phase `Due`, by time.
     due: BTreeSet<(Time, u16)>,
     attempt_count: usize,
 }
 
 #[derive(Debug)]
-struct Peer {
+struct DialedPeer {
     /// The sessions, by thread.
     sessions: Vec<Session>,
     phase: Phase,
@@ -87,7 +87,7 @@ enum Phase {
 impl Dialer {
     pub(super) fn new(this_member: u16, member_count: u16, thread_count: u16, is_lazy: bool) -> Dialer {
         let threads = usize::from(thread_count);
-        let peer = |member| Peer {
+        let peer = |member| DialedPeer {
             sessions: vec![Session::Absent; threads],
             phase: Phase::Idle,
             next_thread: 0,
@@ -116,6 +116,13 @@ impl Dialer {
         for peer in (0..self.peers.len()).map(|index| PeerId(index as u16)) {
             self.schedule(peer, now);
         }
+    }
+
+    /// Returns the number of open sessions with a peer, of threads whose brokers are polled.
+    pub(super) fn open_session_count(&self, peer: PeerId) -> usize {
+        let Some(state) = self.peers.get(usize::from(peer.0)) else { return 0 };
+        let threads = state.sessions.iter().zip(&self.polled);
+        threads.filter(|(session, is_polled)| **session == Session::Open && **is_polled).count()
     }
 
     /// Processes the application's request for a session.
@@ -284,7 +291,7 @@ impl Dialer {
         }
     }
 
-    fn peer_mut(&mut self, peer: PeerId) -> Option<&mut Peer> {
+    fn peer_mut(&mut self, peer: PeerId) -> Option<&mut DialedPeer> {
         self.peers.get_mut(usize::from(peer.0))
     }
 }

@@ -4,6 +4,7 @@
 //! commands to the broker's mailbox, and the broker's thread replies with notices.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -15,13 +16,15 @@ use adverb_cluster_proto::PeerId;
 use adverb_proto::Time;
 use adverb_verbs::internal::{Interest, start_connect, wait_many};
 use adverb_verbs::{ConnectOptions, LinkLayer, QueuePair, QueuePairBuilder};
+use parking_lot::Mutex;
 
 use super::dialer::{Attempt, Dialer, MIN_BACKOFF, Outcome};
+use super::error::{EstablishError, MemberStatus};
 use super::exchange::{Exchange, ExchangeError, Hello, Local, NONCE_LEN, Step};
-use super::key::Key;
+use super::key::ExchangeKey;
 use super::membership::Membership;
 use super::places::{self, Inbound};
-use crate::broker::{Command, Mailbox, Notice, Notices, Offer};
+use crate::broker::{BrokerError, Command, Mailbox, Notice, Notices, Offer};
 
 /// The time limit of each step of an exchange.
 const STEP_TIMEOUT: Duration = Duration::from_secs(2);
@@ -36,12 +39,15 @@ const MEMBER_IPS_INTERVAL: Duration = Duration::from_secs(1);
 const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The state that the cluster's handle and its threads share.
-pub(super) struct Shared {
+pub(super) struct ClusterState {
     pub(super) membership: Box<dyn Membership>,
     pub(super) connect_options: ConnectOptions,
-    pub(super) key: Arc<Key>,
+    pub(super) key: Arc<ExchangeKey>,
     pub(super) local: Local,
+    pub(super) epoch: u64,
     pub(super) threads: Vec<BrokerThread>,
+    /// The state of each member.
+    pub(super) status: Mutex<Vec<MemberStatus>>,
     pub(super) notices: Arc<Notices>,
 }
 
@@ -51,24 +57,67 @@ pub(super) struct BrokerThread {
     pub(super) queue_pairs: QueuePairBuilder,
 }
 
-/// The reason why an attempt failed.
+/// The reason why an attempt failed. [`AttemptError::identify`] adds the member.
 #[derive(Debug, thiserror::Error)]
 enum AttemptError {
-    #[error("{0}")]
+    #[error(transparent)]
     Io(#[from] io::Error),
-    #[error("{0}")]
+    #[error(transparent)]
     Exchange(#[from] ExchangeError),
-    #[error("{0}")]
-    Verbs(#[from] adverb_verbs::Error),
-    #[error("the thread of this member does not poll its broker")]
-    NotPolled,
-    #[error("the offered address does not belong to the member")]
-    ForeignGid,
+    #[error("thread {thread} of this member does not poll its broker")]
+    NotPolled { thread: u16 },
+    #[error("the offered address {offered} is that of another host")]
+    ForeignAddress { offered: IpAddr },
     #[error("too many connections are open, and others have sent more messages or are newer")]
     Evicted,
 }
 
 type Result<T> = std::result::Result<T, AttemptError>;
+
+impl From<adverb_verbs::Error> for AttemptError {
+    fn from(error: adverb_verbs::Error) -> AttemptError {
+        ExchangeError::from(BrokerError::from(error)).into()
+    }
+}
+
+impl AttemptError {
+    /// Returns the error for users, of an attempt with a peer, whose address is known unless it could not be resolved.
+    fn identify(self, peer: PeerId, addr: Option<SocketAddr>, this_epoch: u64) -> EstablishError {
+        use adverb_cluster_proto::SessionError;
+
+        let Some(addr) = addr else {
+            let source = match self {
+                AttemptError::Io(error) => error,
+                other => io::Error::other(other),
+            };
+            return EstablishError::Resolve { peer, source: Arc::new(source) };
+        };
+        let error = match self {
+            AttemptError::Exchange(error) => error,
+            AttemptError::Io(source) => {
+                return EstablishError::Unreachable { peer, addr, source: Arc::new(source) };
+            }
+            AttemptError::NotPolled { thread } => return EstablishError::NotPolled { peer, thread },
+            AttemptError::ForeignAddress { offered } => {
+                return EstablishError::ForeignAddress { peer, addr, offered };
+            }
+            AttemptError::Evicted => return EstablishError::TooManyConnections { peer },
+        };
+        match error {
+            ExchangeError::ListsDiffer => EstablishError::ListsDiffer { peer, addr },
+            ExchangeError::UnknownProtocol => EstablishError::ProtocolMismatch { peer, addr },
+            ExchangeError::Busy => EstablishError::NotReady { peer },
+            ExchangeError::Unauthenticated => EstablishError::Authentication { peer, addr },
+            ExchangeError::Stale { newest } => EstablishError::StaleEpoch { peer, epoch: this_epoch, newest },
+            ExchangeError::Broker(BrokerError::Session(SessionError::StaleEpoch {
+                newest,
+                requested,
+                ..
+            })) => EstablishError::PeerStaleEpoch { peer, epoch: requested, newest },
+            ExchangeError::Broker(error) => EstablishError::Broker { peer, source: Arc::new(error) },
+        }
+    }
+}
 
 /// A connection over TCP, and its exchange.
 struct TcpExchange {
@@ -113,7 +162,7 @@ impl WarningLimit {
 
 /// The connecting thread.
 pub(super) struct Driver {
-    shared: Arc<Shared>,
+    shared: Arc<ClusterState>,
     listener: TcpListener,
     dialer: Dialer,
     connections: BTreeMap<u64, TcpExchange>,
@@ -131,7 +180,7 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    pub(super) fn new(shared: Arc<Shared>, listener: TcpListener, is_lazy: bool) -> Driver {
+    pub(super) fn new(shared: Arc<ClusterState>, listener: TcpListener, is_lazy: bool) -> Driver {
         let Local { this_member, member_count, thread_count, .. } = shared.local;
         Driver {
             shared,
@@ -195,16 +244,18 @@ impl Driver {
         }
         for (number, _) in numbers.into_iter().zip(&ready[2..]).filter(|(_, is_ready)| **is_ready) {
             if let Err(error) = self.progress(number) {
-                self.fail(number, &error);
+                self.fail(number, error);
             }
         }
         let now = Instant::now();
         let expired = self.connections.iter().filter(|(_, connection)| connection.deadline <= now);
         for number in Vec::from_iter(expired.map(|(number, _)| *number)) {
-            let waits_for_broker = self.connections.get(&number).is_some_and(TcpExchange::waits_for_broker);
-            let timed_out = || io::Error::from(io::ErrorKind::TimedOut).into();
-            let error = if waits_for_broker { AttemptError::NotPolled } else { timed_out() };
-            self.fail(number, &error);
+            let connection = self.connections.get(&number);
+            let error = match connection.and_then(TcpExchange::awaited_thread) {
+                Some(thread) => AttemptError::NotPolled { thread },
+                None => io::Error::from(io::ErrorKind::TimedOut).into(),
+            };
+            self.fail(number, error);
         }
         Ok(())
     }
@@ -214,11 +265,20 @@ impl Driver {
         for notice in self.shared.notices.take() {
             match notice {
                 Notice::Taken { thread } => self.dialer.set_polled(thread, true, now),
-                Notice::Closed { thread } => self.dialer.set_polled(thread, false, now),
+                Notice::Closed { thread } => {
+                    self.dialer.set_polled(thread, false, now);
+                    (0..self.shared.local.member_count)
+                        .for_each(|member| self.count_sessions(PeerId(member)));
+                }
                 Notice::Wanted { thread, peer } => self.dialer.handle_wanted(peer, thread, now),
-                Notice::SessionOpened { thread, peer } => self.dialer.handle_opened(peer, thread, now),
+                Notice::SessionOpened { thread, peer } => {
+                    self.dialer.handle_opened(peer, thread, now);
+                    self.count_sessions(peer);
+                    self.set_last_error(peer, None);
+                }
                 Notice::SessionEnded { thread, peer, has_left } => {
                     self.dialer.handle_ended(peer, thread, has_left, now);
+                    self.count_sessions(peer);
                 }
                 Notice::Prepared { attempt, result } => {
                     let result = result.map_err(ExchangeError::from);
@@ -232,7 +292,7 @@ impl Driver {
                 }
                 Notice::Opened { attempt, result } => match result {
                     Ok(()) => self.finish(attempt),
-                    Err(error) => self.fail(attempt, &ExchangeError::from(error).into()),
+                    Err(error) => self.fail(attempt, ExchangeError::from(error).into()),
                 },
                 Notice::Resolved { attempt, result } => {
                     self.step(attempt, |driver, connection| driver.connect(connection, result?));
@@ -285,7 +345,7 @@ impl Driver {
         }));
         let members = self.member_ips.iter().copied().flatten();
         if let Some(number) = places::choose_evicted(&inbound, members) {
-            self.fail(number, &AttemptError::Evicted);
+            self.fail(number, AttemptError::Evicted);
         }
     }
 
@@ -299,7 +359,7 @@ impl Driver {
             Exchange::dial(Arc::clone(&self.shared.key), &hello, nonce.as_ref().unwrap_or(&[0; NONCE_LEN]));
         let number = self.add(None, None, exchange, Some(attempt));
         if let Err(error) = nonce {
-            return self.fail(number, &error.into());
+            return self.fail(number, error.into());
         }
         match self.shared.membership.known_addr(usize::from(peer.0)) {
             Some(addr) => self.step(number, |driver, connection| driver.connect(connection, addr)),
@@ -315,7 +375,7 @@ impl Driver {
             let thread = std::thread::Builder::new().name("adverb-resolve".into());
             match thread.spawn(move || run_resolver(&shared, &received)) {
                 Ok(_) => self.resolver = Some(requests),
-                Err(error) => return self.fail(number, &error.into()),
+                Err(error) => return self.fail(number, error.into()),
             }
         }
         if let Some(resolver) = &self.resolver {
@@ -370,7 +430,7 @@ impl Driver {
         self.connections.insert(number, connection);
         match result {
             Ok(()) => self.finish_if_written(number),
-            Err(error) => self.fail(number, &error),
+            Err(error) => self.fail(number, error),
         }
     }
 
@@ -429,7 +489,7 @@ impl Driver {
                         self.prepare(number, PeerId(hello.from), hello.thread, Some(offer.epoch))
                     }
                     (None, Some(Attempt { peer, thread, .. })) => self.prepare(number, peer, thread, None),
-                    (None, None) => Err(ExchangeError::Mismatch.into()),
+                    (None, None) => Err(ExchangeError::UnknownProtocol.into()),
                 };
                 match prepared {
                     Ok(session) => connection.session = Some(session),
@@ -485,7 +545,7 @@ impl Driver {
         peer_epoch: Option<u64>,
     ) -> Result<PreparedSession> {
         let Some(BrokerThread { mailbox, queue_pairs }) = self.shared.threads.get(usize::from(thread)) else {
-            return Err(ExchangeError::Mismatch.into());
+            return Err(ExchangeError::ListsDiffer.into());
         };
         if !mailbox.is_taken() {
             return Err(ExchangeError::Busy.into());
@@ -504,7 +564,7 @@ impl Driver {
         let (offered, addr): (IpAddr, _) = (offer.endpoint.gid.udp_addr().ip(), addr.ip().to_canonical());
         // A member must not direct this member's packets to a third party.
         if is_on_ip_network && offered != addr && !(offered.is_loopback() && addr.is_loopback()) {
-            return Err(AttemptError::ForeignGid);
+            return Err(AttemptError::ForeignAddress { offered });
         }
         Ok(queue_pair.connect_with(&offer.endpoint, &self.shared.connect_options)?)
     }
@@ -525,32 +585,63 @@ impl Driver {
     }
 
     /// Ends a connection whose exchange failed.
-    fn fail(&mut self, number: u64, error: &AttemptError) {
+    fn fail(&mut self, number: u64, error: AttemptError) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
         // The peer may learn the reason.
         let _ = connection.write();
-        let addr = connection.addr;
-        let now = self.now();
-        if let Some(attempt) = self.remove(number) {
-            let is_io = matches!(error, AttemptError::Io(_));
-            let outcome = if is_io { Outcome::Unreachable } else { Outcome::Failed };
-            let Attempt { peer, thread, purpose } = attempt;
-            if self.dialer.handle_finished(attempt, outcome, now) {
-                tracing::warn!(%peer, thread, addr = addr.map(tracing::field::display), %error, "a session was not established: the cluster keeps trying");
-            } else {
-                tracing::debug!(%peer, thread, ?purpose, %error, "a session was not established");
-            }
-            return;
-        }
+        let (addr, peer) = (connection.addr, connection.exchange.peer());
         // Members with wrong settings connect repeatedly, and other hosts connect for other reasons.
-        let is_serious = !matches!(
-            error,
-            AttemptError::Io(_) | AttemptError::Evicted | AttemptError::Exchange(ExchangeError::Busy)
-        );
-        if is_serious && self.exchange_warnings.admits(Instant::now()) {
-            tracing::warn!(addr = addr.map(tracing::field::display), %error, "an inbound session was not established");
+        let is_io = matches!(error, AttemptError::Io(_));
+        let is_busy = matches!(error, AttemptError::Evicted | AttemptError::Exchange(ExchangeError::Busy));
+        let now = self.now();
+        let attempt = self.remove(number);
+        let Local { this_member, member_count, .. } = self.shared.local;
+        let Some(peer) = peer.filter(|peer| *peer < member_count && *peer != this_member) else {
+            tracing::debug!(
+                addr = addr.map(tracing::field::display),
+                error = &error as &dyn Error,
+                "a connection of an unknown host was closed"
+            );
+            return;
+        };
+        let peer = PeerId(peer);
+        let error = error.identify(peer, addr, self.shared.epoch);
+        let cause = &error as &(dyn Error + 'static);
+        if let Some(attempt) = attempt {
+            let outcome = if is_io { Outcome::Unreachable } else { Outcome::Failed };
+            let Attempt { thread, purpose, .. } = attempt;
+            if self.dialer.handle_finished(attempt, outcome, now) {
+                tracing::warn!(
+                    thread,
+                    error = cause,
+                    "a session was not established: the cluster keeps trying"
+                );
+            } else {
+                tracing::debug!(thread, ?purpose, error = cause, "a session was not established");
+            }
+            return self.set_last_error(peer, Some(error));
+        }
+        if !is_io && !is_busy && self.exchange_warnings.admits(Instant::now()) {
+            tracing::warn!(error = cause, "an inbound session was not established");
         } else {
-            tracing::debug!(addr = addr.map(tracing::field::display), %error, "an inbound session was not established");
+            tracing::debug!(error = cause, "an inbound session was not established");
+        }
+        // Any host can claim to be a member. A member that closes the connection knows the reason better.
+        if !is_io && !is_busy && self.dialer.open_session_count(peer) == 0 {
+            self.set_last_error(peer, Some(error));
+        }
+    }
+
+    fn set_last_error(&self, peer: PeerId, error: Option<EstablishError>) {
+        if let Some(status) = self.shared.status.lock().get_mut(usize::from(peer.0)) {
+            status.last_error = error;
+        }
+    }
+
+    /// Updates the number of open sessions in the state of a member.
+    fn count_sessions(&self, peer: PeerId) {
+        if let Some(status) = self.shared.status.lock().get_mut(usize::from(peer.0)) {
+            status.open_session_count = self.dialer.open_session_count(peer);
         }
     }
 
@@ -578,16 +669,17 @@ impl TcpExchange {
         }
     }
 
-    /// Whether the next step is a reply of a broker.
-    fn waits_for_broker(&self) -> bool {
-        self.session.is_some() && self.exchange.missing_len() == 0
+    /// Returns the thread whose broker must reply, if that is the next step.
+    fn awaited_thread(&self) -> Option<u16> {
+        let session = self.session.as_ref()?;
+        (self.exchange.missing_len() == 0).then_some(session.thread)
     }
 
     /// Sets the time limit of the next step.
     fn reset_deadline(&mut self) {
         let timeout = match () {
             () if self.exchange.awaits_ready() => READY_TIMEOUT,
-            () if self.waits_for_broker() => BROKER_TIMEOUT,
+            () if self.awaited_thread().is_some() => BROKER_TIMEOUT,
             () => STEP_TIMEOUT,
         };
         self.deadline = Instant::now() + timeout;
@@ -631,7 +723,7 @@ fn random_nonce() -> io::Result<[u8; NONCE_LEN]> {
 }
 
 /// Resolves addresses until the driver has ended.
-fn run_resolver(shared: &Shared, requests: &Receiver<(u64, u16)>) {
+fn run_resolver(shared: &ClusterState, requests: &Receiver<(u64, u16)>) {
     while let Ok((attempt, member)) = requests.recv() {
         let result = shared.membership.resolve(usize::from(member));
         shared.notices.push(Notice::Resolved { attempt, result });

@@ -17,7 +17,7 @@
 
 use std::sync::Arc;
 
-use super::key::{Key, TAG_LEN};
+use super::key::{ExchangeKey, TAG_LEN};
 use crate::broker::{BrokerError, Offer};
 
 /// The code of a message that accepts.
@@ -30,6 +30,8 @@ const BUSY: u8 = 3;
 const UNAUTHENTICATED: u8 = 4;
 /// The code for a member of which a newer run has a session.
 const STALE: u8 = 5;
+/// The code for a host with another protocol or another version.
+pub(super) const UNKNOWN_PROTOCOL: u8 = 6;
 
 /// The first bytes: the protocol and its version.
 const MAGIC: [u8; 8] = *b"advclu\0\x02";
@@ -43,18 +45,17 @@ const READY_LEN: usize = 1 + TAG_LEN;
 /// The reason why an exchange failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ExchangeError {
-    #[error("the member has another list of members, number of threads, or protocol version")]
-    Mismatch,
+    #[error("the member has another list of members, or another number of threads")]
+    ListsDiffer,
+    #[error("the host does not use this version of the protocol")]
+    UnknownProtocol,
     #[error("the member's thread is not ready")]
     Busy,
     #[error("the member has another key, or only one side has a key")]
     Unauthenticated,
-    #[error(
-        "the member has a session with another run of this member, whose epoch {newest} is newer: stop that run, or correct \
-         the clock of this host; if that run has ended, its session ends soon"
-    )]
+    #[error("the member has a session with another run of this member, whose epoch {newest} is newer")]
     Stale { newest: u64 },
-    #[error("{0}")]
+    #[error(transparent)]
     Broker(#[from] BrokerError),
 }
 
@@ -162,15 +163,17 @@ pub(super) enum Step {
 
 /// One side of an exchange.
 pub(super) struct Exchange {
-    key: Arc<Key>,
+    key: Arc<ExchangeKey>,
+    /// The number of the other member, as the hello contains it.
+    peer: Option<u16>,
     transcript: Vec<u8>,
     /// The bytes of an incomplete message.
     input: Vec<u8>,
     output: Vec<u8>,
-    state: State,
+    state: ExchangeState,
 }
 
-enum State {
+enum ExchangeState {
     AwaitHello {
         local: Local,
         nonce: [u8; NONCE_LEN],
@@ -199,21 +202,27 @@ enum State {
 
 impl Exchange {
     /// Starts an exchange as the dialing member. The nonce must be random.
-    pub(super) fn dial(key: Arc<Key>, hello: &Hello, nonce: &[u8; NONCE_LEN]) -> Exchange {
+    pub(super) fn dial(key: Arc<ExchangeKey>, hello: &Hello, nonce: &[u8; NONCE_LEN]) -> Exchange {
         let hello_bytes = hello.to_bytes(nonce);
-        let mut exchange = Exchange::new(key, State::AwaitWelcome { purpose: hello.purpose });
+        let mut exchange = Exchange::new(key, ExchangeState::AwaitWelcome { purpose: hello.purpose });
+        exchange.peer = Some(hello.to);
         exchange.transcript.extend(hello_bytes);
         exchange.output.extend(hello_bytes);
         exchange
     }
 
     /// Starts an exchange as the listening member. The nonce must be random.
-    pub(super) fn listen(key: Arc<Key>, local: Local, nonce: [u8; NONCE_LEN]) -> Exchange {
-        Exchange::new(key, State::AwaitHello { local, nonce })
+    pub(super) fn listen(key: Arc<ExchangeKey>, local: Local, nonce: [u8; NONCE_LEN]) -> Exchange {
+        Exchange::new(key, ExchangeState::AwaitHello { local, nonce })
     }
 
-    fn new(key: Arc<Key>, state: State) -> Exchange {
-        Exchange { key, transcript: Vec::new(), input: Vec::new(), output: Vec::new(), state }
+    fn new(key: Arc<ExchangeKey>, state: ExchangeState) -> Exchange {
+        Exchange { key, peer: None, transcript: Vec::new(), input: Vec::new(), output: Vec::new(), state }
+    }
+
+    /// Returns the number of the other member. A host that dials may claim any number.
+    pub(super) fn peer(&self) -> Option<u16> {
+        self.peer
     }
 
     /// Returns the bytes to write.
@@ -233,12 +242,14 @@ impl Exchange {
     /// Returns the number of bytes that the exchange waits for. The driver must not read more.
     pub(super) fn missing_len(&self) -> usize {
         let len = match self.state {
-            State::AwaitHello { .. } => Hello::LEN,
-            State::AwaitWelcome { .. } => WELCOME_LEN,
-            State::AwaitOffer { .. } => OFFER_LEN,
-            State::AwaitAnswer => ANSWER_LEN,
-            State::AwaitReady { .. } => READY_LEN,
-            State::Preparing { .. } | State::Connecting { .. } | State::Complete => return 0,
+            ExchangeState::AwaitHello { .. } => Hello::LEN,
+            ExchangeState::AwaitWelcome { .. } => WELCOME_LEN,
+            ExchangeState::AwaitOffer { .. } => OFFER_LEN,
+            ExchangeState::AwaitAnswer => ANSWER_LEN,
+            ExchangeState::AwaitReady { .. } => READY_LEN,
+            ExchangeState::Preparing { .. } | ExchangeState::Connecting { .. } | ExchangeState::Complete => {
+                return 0;
+            }
         };
         len.saturating_sub(self.input.len())
     }
@@ -246,7 +257,7 @@ impl Exchange {
     /// Whether the listening member waits for the last message. The dialing member has a session then, which the listening
     /// member should not close without need.
     pub(super) fn awaits_ready(&self) -> bool {
-        matches!(self.state, State::AwaitReady { .. })
+        matches!(self.state, ExchangeState::AwaitReady { .. })
     }
 
     /// Processes bytes of the peer. After an error, the output must be written nevertheless.
@@ -257,14 +268,14 @@ impl Exchange {
             return Ok(Step::Read);
         }
         let message = std::mem::take(&mut self.input);
-        match std::mem::replace(&mut self.state, State::Complete) {
-            State::AwaitHello { local, nonce } => self.handle_hello(&message, local, &nonce),
-            State::AwaitWelcome { purpose } => self.handle_welcome(&message, purpose),
-            State::AwaitOffer { hello } => self.handle_offer(&message, hello),
-            State::AwaitAnswer => self.handle_answer(&message),
-            State::AwaitReady { offer } => {
+        match std::mem::replace(&mut self.state, ExchangeState::Complete) {
+            ExchangeState::AwaitHello { local, nonce } => self.handle_hello(&message, local, &nonce),
+            ExchangeState::AwaitWelcome { purpose } => self.handle_welcome(&message, purpose),
+            ExchangeState::AwaitOffer { hello } => self.handle_offer(&message, hello),
+            ExchangeState::AwaitAnswer => self.handle_answer(&message),
+            ExchangeState::AwaitReady { offer } => {
                 if self.verify(&message)? != [ACCEPTED] {
-                    return Err(ExchangeError::Mismatch);
+                    return Err(ExchangeError::UnknownProtocol);
                 }
                 Ok(Step::Open(offer))
             }
@@ -279,14 +290,20 @@ impl Exchange {
         self.transcript.extend(message);
         let mut welcome = [ACCEPTED; 1 + NONCE_LEN];
         welcome[1..].copy_from_slice(nonce);
-        let Some(hello) = Hello::from_bytes(message).filter(|hello| local.matches(hello)) else {
-            welcome[0] = REJECTED;
-            self.write(&welcome);
-            return Err(ExchangeError::Mismatch);
+        let hello = Hello::from_bytes(message);
+        self.peer = hello.map(|hello| hello.from);
+        let (code, error) = match hello {
+            Some(hello) if local.matches(&hello) => {
+                self.write(&welcome);
+                self.state = ExchangeState::AwaitOffer { hello };
+                return Ok(Step::Read);
+            }
+            Some(_) => (REJECTED, ExchangeError::ListsDiffer),
+            None => (UNKNOWN_PROTOCOL, ExchangeError::UnknownProtocol),
         };
+        welcome[0] = code;
         self.write(&welcome);
-        self.state = State::AwaitOffer { hello };
-        Ok(Step::Read)
+        Err(error)
     }
 
     fn handle_welcome(&mut self, message: &[u8], purpose: Purpose) -> Result<Step> {
@@ -297,7 +314,7 @@ impl Exchange {
             self.write(&[0; Offer::LEN]);
             return Ok(Step::Finish);
         }
-        self.state = State::Preparing { offer: None };
+        self.state = ExchangeState::Preparing { offer: None };
         Ok(Step::Prepare(None))
     }
 
@@ -310,20 +327,20 @@ impl Exchange {
             Ok(offer) => offer,
             Err(error) => return Err(self.refuse(error)),
         };
-        self.state = State::Preparing { offer: Some(offer) };
+        self.state = ExchangeState::Preparing { offer: Some(offer) };
         Ok(Step::Prepare(Some((hello, offer))))
     }
 
     /// Continues with the offer of this side, whose session is prepared.
     pub(super) fn prepared(&mut self, local: &Offer) -> Step {
-        match std::mem::replace(&mut self.state, State::Complete) {
-            State::Preparing { offer: None } => {
+        match std::mem::replace(&mut self.state, ExchangeState::Complete) {
+            ExchangeState::Preparing { offer: None } => {
                 self.write(&local.to_bytes());
-                self.state = State::AwaitAnswer;
+                self.state = ExchangeState::AwaitAnswer;
                 Step::Read
             }
-            State::Preparing { offer: Some(offer) } => {
-                self.state = State::Connecting { offer, answer: Some(*local) };
+            ExchangeState::Preparing { offer: Some(offer) } => {
+                self.state = ExchangeState::Connecting { offer, answer: Some(*local) };
                 Step::Connect(offer)
             }
             other => {
@@ -335,23 +352,23 @@ impl Exchange {
 
     fn handle_answer(&mut self, message: &[u8]) -> Result<Step> {
         let answer = self.verify(message)?;
-        let (head, offer) = answer.split_first_chunk::<9>().ok_or(ExchangeError::Mismatch)?;
+        let (head, offer) = answer.split_first_chunk::<9>().ok_or(ExchangeError::UnknownProtocol)?;
         let [code, newest @ ..] = head;
         check_code(Some(code), u64::from_be_bytes(*newest))?;
         let offer = parse_offer(offer)?;
-        self.state = State::Connecting { offer, answer: None };
+        self.state = ExchangeState::Connecting { offer, answer: None };
         Ok(Step::Connect(offer))
     }
 
     /// Continues after the queue pair was connected.
     pub(super) fn connected(&mut self) -> Step {
-        match std::mem::replace(&mut self.state, State::Complete) {
-            State::Connecting { offer, answer: Some(answer) } => {
+        match std::mem::replace(&mut self.state, ExchangeState::Complete) {
+            ExchangeState::Connecting { offer, answer: Some(answer) } => {
                 self.write_answer(ACCEPTED, 0, &answer.to_bytes());
-                self.state = State::AwaitReady { offer };
+                self.state = ExchangeState::AwaitReady { offer };
                 Step::Read
             }
-            State::Connecting { offer, answer: None } => {
+            ExchangeState::Connecting { offer, answer: None } => {
                 // The peer opens its session after this message. Until then it sends nothing.
                 self.write(&[ACCEPTED]);
                 Step::Open(offer)
@@ -368,15 +385,16 @@ impl Exchange {
         use adverb_cluster_proto::SessionError::StaleEpoch;
 
         let (code, newest) = match &error {
-            ExchangeError::Mismatch => (REJECTED, 0),
+            ExchangeError::ListsDiffer => (REJECTED, 0),
+            ExchangeError::UnknownProtocol => (UNKNOWN_PROTOCOL, 0),
             ExchangeError::Unauthenticated => (UNAUTHENTICATED, 0),
             ExchangeError::Broker(BrokerError::Session(StaleEpoch { newest, .. })) => (STALE, *newest),
             _ => (BUSY, 0),
         };
-        let is_dialing = match std::mem::replace(&mut self.state, State::Complete) {
-            State::Preparing { offer } => offer.is_none(),
-            State::Connecting { answer, .. } => answer.is_none(),
-            State::AwaitWelcome { .. } | State::AwaitAnswer => true,
+        let is_dialing = match std::mem::replace(&mut self.state, ExchangeState::Complete) {
+            ExchangeState::Preparing { offer } => offer.is_none(),
+            ExchangeState::Connecting { answer, .. } => answer.is_none(),
+            ExchangeState::AwaitWelcome { .. } | ExchangeState::AwaitAnswer => true,
             _ => false,
         };
         if !is_dialing {
@@ -402,7 +420,7 @@ impl Exchange {
 
     /// Checks the tag at the end of a message, and returns the rest.
     fn verify<'a>(&mut self, message: &'a [u8]) -> Result<&'a [u8]> {
-        let (message, tag) = message.split_last_chunk::<TAG_LEN>().ok_or(ExchangeError::Mismatch)?;
+        let (message, tag) = message.split_last_chunk::<TAG_LEN>().ok_or(ExchangeError::UnknownProtocol)?;
         self.transcript.extend(message);
         if !self.key.verifies(tag, &self.transcript) {
             return Err(ExchangeError::Unauthenticated);
@@ -417,12 +435,13 @@ fn check_code(code: Option<&u8>, newest: u64) -> Result<()> {
         Some(&BUSY) => Err(ExchangeError::Busy),
         Some(&UNAUTHENTICATED) => Err(ExchangeError::Unauthenticated),
         Some(&STALE) => Err(ExchangeError::Stale { newest }),
-        _ => Err(ExchangeError::Mismatch),
+        Some(&REJECTED) => Err(ExchangeError::ListsDiffer),
+        _ => Err(ExchangeError::UnknownProtocol),
     }
 }
 
 fn parse_offer(bytes: &[u8]) -> Result<Offer> {
-    let bytes = bytes.try_into().map_err(|_| ExchangeError::Mismatch)?;
+    let bytes = bytes.try_into().map_err(|_| ExchangeError::UnknownProtocol)?;
     Ok(Offer::from_bytes(bytes)?)
 }
 
@@ -437,15 +456,15 @@ pub(super) fn fingerprint(names: &[String], threads: u16) -> u64 {
 #[cfg(test)]
 mod tests {
     use adverb_cluster_proto::{PeerId, SessionError};
-    use adverb_verbs::Endpoint;
+    use adverb_verbs::{Endpoint, Key};
 
     use super::*;
 
     const HELLO: Hello = Hello { cluster: 7, from: 3, to: 2, thread: 1, purpose: Purpose::Session };
     const LOCAL: Local = Local { cluster: 7, this_member: 2, member_count: 4, thread_count: 2 };
 
-    fn key(byte: u8) -> Arc<Key> {
-        Arc::new(Key::new(&[byte; 32]))
+    fn key(byte: u8) -> Arc<ExchangeKey> {
+        Arc::new(ExchangeKey::new(Some(&Key::new([byte; 32]).unwrap())))
     }
 
     fn offer(epoch: u64) -> Offer {
@@ -455,11 +474,11 @@ mod tests {
         Offer { endpoint, epoch, credits: 64, slot_size: 4096 }
     }
 
-    fn dial(hello: &Hello, key: Arc<Key>) -> Exchange {
+    fn dial(hello: &Hello, key: Arc<ExchangeKey>) -> Exchange {
         Exchange::dial(key, hello, &[1; NONCE_LEN])
     }
 
-    fn listen(key: Arc<Key>) -> Exchange {
+    fn listen(key: Arc<ExchangeKey>) -> Exchange {
         Exchange::listen(key, LOCAL, [2; NONCE_LEN])
     }
 
@@ -514,17 +533,19 @@ mod tests {
         ];
         for hello in hellos {
             let (mut a, mut b) = (dial(&hello, key(1)), listen(key(1)));
-            assert!(matches!(pass(&mut a, &mut b), Err(ExchangeError::Mismatch)), "{hello:?}");
-            assert_eq!(b.output()[0], REJECTED);
-            assert!(matches!(pass(&mut b, &mut a), Err(ExchangeError::Mismatch)));
+            assert!(matches!(pass(&mut a, &mut b), Err(ExchangeError::ListsDiffer)), "{hello:?}");
+            assert_eq!((b.output()[0], b.peer()), (REJECTED, Some(hello.from)));
+            assert!(matches!(pass(&mut b, &mut a), Err(ExchangeError::ListsDiffer)));
         }
-        let mut b = listen(key(1));
-        assert!(matches!(b.handle_bytes(&[0xff; Hello::LEN]), Err(ExchangeError::Mismatch)));
+        let (mut a, mut b) = (dial(&HELLO, key(1)), listen(key(1)));
+        assert!(matches!(b.handle_bytes(&[0xff; Hello::LEN]), Err(ExchangeError::UnknownProtocol)));
+        assert_eq!(b.peer(), None);
+        assert!(matches!(pass(&mut b, &mut a), Err(ExchangeError::UnknownProtocol)));
     }
 
     #[test]
     fn a_member_with_another_key_changes_nothing() {
-        for (dialing, listening) in [(key(1), key(2)), (key(1), Arc::new(Key::public()))] {
+        for (dialing, listening) in [(key(1), key(2)), (key(1), Arc::new(ExchangeKey::new(None)))] {
             for is_swapped in [false, true] {
                 let (dialing, listening) = (Arc::clone(&dialing), Arc::clone(&listening));
                 let (dialing, listening) =
@@ -533,7 +554,7 @@ mod tests {
                 assert_eq!(pass(&mut a, &mut b).unwrap(), Step::Read);
                 assert!(matches!(pass(&mut b, &mut a), Err(ExchangeError::Unauthenticated)));
                 // This dialing member doesn't check the welcome.
-                a.state = State::Preparing { offer: None };
+                a.state = ExchangeState::Preparing { offer: None };
                 a.prepared(&offer(1));
                 assert!(matches!(pass(&mut a, &mut b), Err(ExchangeError::Unauthenticated)));
                 assert!(matches!(pass(&mut b, &mut a), Err(ExchangeError::Unauthenticated)));
@@ -610,7 +631,6 @@ mod tests {
         b.refuse(BrokerError::from(stale).into());
         let refused = pass(&mut b, &mut a).unwrap_err();
         assert!(matches!(refused, ExchangeError::Stale { newest: 9 }));
-        assert!(refused.to_string().contains("whose epoch 9 is newer"));
     }
 
     #[test]

@@ -73,7 +73,7 @@ fn join_under_attack(attack: Attack, count: usize) -> Duration {
     let ports = Ports::new(2);
     let addr = ports.0[0].local_addr().unwrap();
     let (stop, opened) = (AtomicBool::new(false), AtomicUsize::new(0));
-    let a = ports.builder(0).key([7; 32]).join("a").unwrap();
+    let a = ports.builder(0).key(&Key::new([7; 32]).unwrap()).join("a").unwrap();
     let mut broker_a = a.broker(0).unwrap();
     // The list of members is no secret.
     let hello =
@@ -86,7 +86,7 @@ fn join_under_attack(attack: Attack, count: usize) -> Duration {
             broker_a.poll(|_, _| ()).unwrap();
             assert!(started.elapsed() < TEST_DEADLINE);
         }
-        let b = ports.builder(1).key([7; 32]).join("b").unwrap();
+        let b = ports.builder(1).key(&Key::new([7; 32]).unwrap()).join("b").unwrap();
         let mut broker_b = b.broker(0).unwrap();
         let started = Instant::now();
         await_open((&mut broker_a, PeerId(1)), (&mut broker_b, PeerId(0)));
@@ -115,11 +115,11 @@ fn begin(a: &Cluster, addr: SocketAddr, epoch: u64) -> (TcpStream, Exchange) {
         Hello { cluster: a.shared.local.cluster, from: 1, to: 0, thread: 0, purpose: Purpose::Session };
     let mut stream = TcpStream::connect(addr).unwrap();
     stream.set_read_timeout(Some(TEST_DEADLINE)).unwrap();
-    let mut exchange = Exchange::dial(Arc::new(Key::public()), &hello, &[9; NONCE_LEN]);
+    let mut exchange = Exchange::dial(Arc::new(ExchangeKey::new(None)), &hello, &[9; NONCE_LEN]);
     write(&mut stream, &mut exchange);
     assert_eq!(read(&mut stream, &mut exchange), Some(Step::Prepare(None)));
     let endpoint = Endpoint::new(IpAddr::from([127, 0, 0, 1]).into(), Qpn::truncate(5), Psn::wrapping(6));
-    let slot_size = Config::default().slot_size;
+    let slot_size = BrokerConfig::default().slot_size;
     exchange.prepared(&Offer { endpoint, epoch, credits: 16, slot_size });
     write(&mut stream, &mut exchange);
     (stream, exchange)

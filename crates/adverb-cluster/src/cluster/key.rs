@@ -1,58 +1,31 @@
-//! The key of a cluster.
+//! The key of the exchanges of a cluster.
 
-use std::fmt;
-
-use zeroize::{Zeroize, Zeroizing};
+use adverb_verbs::Key;
+use adverb_verbs::internal::DerivedKey;
 
 /// The length of a tag in bytes.
-pub(super) const TAG_LEN: usize = blake3::OUT_LEN;
+pub(super) const TAG_LEN: usize = 32;
 
-/// A key for the tags of an exchange. It is erased when it is dropped.
-pub(super) struct Key(Zeroizing<[u8; 32]>);
+/// A key for the tags of an exchange.
+#[derive(Debug)]
+pub(super) struct ExchangeKey(DerivedKey);
 
-impl Key {
-    /// Derives the key from the secret of a cluster.
-    pub(super) fn new(secret: &[u8; 32]) -> Key {
-        Key::derive("adverb-cluster v1 exchange", secret)
-    }
-
-    /// Returns the key of clusters that have no secret. The key is public.
-    pub(super) fn public() -> Key {
-        Key::derive("adverb-cluster v1 public exchange", &[])
-    }
-
-    fn derive(context: &str, secret: &[u8]) -> Key {
-        // `blake3::derive_key` would leave its hasher's copy of the secret in memory.
-        let mut hasher = Zeroizing::new(blake3::Hasher::new_derive_key(context));
-        hasher.update(secret);
-        let mut derived = hasher.finalize();
-        let key = Zeroizing::new(*derived.as_bytes());
-        derived.zeroize();
-        Key(key)
+impl ExchangeKey {
+    /// Derives the key of a cluster. Without a key, the result is public.
+    pub(super) fn new(key: Option<&Key>) -> ExchangeKey {
+        ExchangeKey(match key {
+            Some(key) => DerivedKey::new("adverb-cluster v1 exchange", key.secret()),
+            None => DerivedKey::new("adverb-cluster v1 public exchange", &[]),
+        })
     }
 
     /// Returns the tag of a transcript.
     pub(super) fn tag(&self, transcript: &[u8]) -> [u8; TAG_LEN] {
-        *self.hash(transcript).as_bytes()
+        self.0.digest(&[transcript])
     }
 
     /// Whether a tag belongs to a transcript. The comparison takes constant time.
     pub(super) fn verifies(&self, tag: &[u8; TAG_LEN], transcript: &[u8]) -> bool {
-        // blake3 compares its hashes in constant time.
-        self.hash(transcript) == blake3::Hash::from_bytes(*tag)
-    }
-
-    fn hash(&self, transcript: &[u8]) -> blake3::Hash {
-        // A keyed hasher holds a copy of the key.
-        let mut hasher = Zeroizing::new(blake3::Hasher::new_keyed(&self.0));
-        hasher.update(transcript);
-        hasher.finalize()
-    }
-}
-
-/// Prints nothing about the secret.
-impl fmt::Debug for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Key")
+        self.0.verifies(tag, &[transcript])
     }
 }

@@ -2,6 +2,7 @@
 
 mod dialer;
 mod driver;
+mod error;
 mod exchange;
 #[cfg(all(test, feature = "soft"))]
 mod hostile_tests;
@@ -12,99 +13,25 @@ mod places;
 mod tests;
 
 use std::fmt;
-use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use adverb_cluster_proto::{Config, PeerId};
+use adverb_cluster_proto::{BrokerConfig, PeerId};
 use adverb_verbs::internal::OwnerProcess;
-use adverb_verbs::{ConnectOptions, Device, ProtectionDomain};
+use adverb_verbs::{ConnectOptions, Device, Key, ProtectionDomain};
 use parking_lot::Mutex;
-use zeroize::Zeroizing;
 
-use crate::broker::{Broker, BrokerError, Command, Mailbox, Notice, Notices, clock_epoch};
-use driver::{BrokerThread, Driver, Shared};
+use crate::broker::{Broker, Command, Mailbox, Notice, Notices, clock_epoch};
+use driver::{BrokerThread, ClusterState, Driver};
 use exchange::Local;
-use key::Key;
+use key::ExchangeKey;
 
+pub use error::{ClusterError, EstablishError, MemberStatus};
 pub use membership::{Member, Membership};
 
 /// The maximum number of threads of a member.
 const MAX_THREADS: usize = 4096;
-
-/// An error of a [`Cluster`].
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ClusterError {
-    /// The cluster has no member with this name.
-    #[error("the cluster has no member {name:?}\n  hint: join with one of the names in the list of members")]
-    UnknownMember {
-        /// The name.
-        name: String,
-    },
-    /// Two members have the same name.
-    #[error("two members of the cluster have the name {name:?}")]
-    DuplicateMember {
-        /// The name.
-        name: String,
-    },
-    /// A count is out of range.
-    #[error("the cluster's number of {quantity} is {requested}: use 1 to {max}")]
-    OutOfRange {
-        /// The counted things.
-        quantity: &'static str,
-        /// The requested number.
-        requested: usize,
-        /// The maximum.
-        max: usize,
-    },
-    /// The address of this member could not be resolved.
-    #[error(
-        "resolving the address of this member, {name:?}, failed: {error}\n  hint: the address of a member is `host:port`, \
-         for example 10.0.0.1:7471"
-    )]
-    Resolve {
-        /// The name of the member.
-        name: String,
-        /// The cause.
-        error: io::Error,
-    },
-    /// Listening for other members failed.
-    #[error(
-        "listening for members at {addr} failed: {error}\n  hint: the address must be one of this host, and no other \
-         program may listen at the port"
-    )]
-    Listen {
-        /// The address of this member.
-        addr: SocketAddr,
-        /// The cause.
-        error: io::Error,
-    },
-    /// A thread or a descriptor could not be created.
-    #[error("{action} failed: {error}")]
-    Io {
-        /// The failed action.
-        action: &'static str,
-        /// The cause.
-        error: io::Error,
-    },
-    /// The broker of a thread was taken before, or the member has fewer threads.
-    #[error(
-        "the broker of thread {thread} was already taken, or the member has fewer threads\n  hint: take each broker once; \
-         `ClusterBuilder::threads` sets their number"
-    )]
-    BrokerTaken {
-        /// The index of the thread.
-        thread: usize,
-    },
-    /// A device could not be opened.
-    #[error(transparent)]
-    Verbs(#[from] adverb_verbs::Error),
-    /// A broker could not be created.
-    #[error(transparent)]
-    Broker(#[from] BrokerError),
-}
 
 type Result<T, E = ClusterError> = std::result::Result<T, E>;
 
@@ -118,8 +45,9 @@ type Result<T, E = ClusterError> = std::result::Result<T, E>;
 /// from 10 ms to 1 s. With [`lazy`](ClusterBuilder::lazy) sessions, it tries only if a broker asks for the session. Brokers
 /// report sessions with [`SessionOpened`](crate::Event::SessionOpened) and
 /// [`SessionEnded`](crate::Event::SessionEnded). A session is established only while the threads of both members poll their
-/// brokers. The reasons of failed attempts are `tracing` events: warnings for the first failure of a member and once per
-/// minute, and others at the level debug. A member that doesn't respond delays no other member.
+/// brokers. [`status`](Cluster::status) returns the reason why the last attempt failed. The reasons are also `tracing`
+/// events: warnings for the first failure of a member and once per minute, and others at the level debug. A member that
+/// doesn't respond delays no other member.
 ///
 /// Members with a [`key`](ClusterBuilder::key) authenticate each other in the exchange over TCP. Without a key, any host that
 /// reaches the address of a member can replace its sessions. In both cases, RDMA itself is not authenticated: only members
@@ -162,8 +90,7 @@ type Result<T, E = ClusterError> = std::result::Result<T, E>;
 /// ```
 pub struct Cluster {
     names: Vec<String>,
-    epoch: u64,
-    shared: Arc<Shared>,
+    shared: Arc<ClusterState>,
     domains: Vec<ProtectionDomain>,
     brokers: Mutex<Vec<Option<Broker>>>,
     driver: Option<JoinHandle<()>>,
@@ -177,7 +104,7 @@ pub struct ClusterBuilder {
     members: Vec<Member>,
     membership: Option<Box<dyn Membership>>,
     threads: usize,
-    config: Config,
+    config: BrokerConfig,
     devices: Vec<Device>,
     connect_options: ConnectOptions,
     listener: Option<TcpListener>,
@@ -205,8 +132,8 @@ impl ClusterBuilder {
         self
     }
 
-    /// Sets the sizes of the brokers' queues and rings. [`slot_size`](Config::slot_size) must be the same at all members.
-    pub fn config(mut self, config: Config) -> ClusterBuilder {
+    /// Sets the sizes of the brokers' queues and rings. [`slot_size`](BrokerConfig::slot_size) must be the same at all members.
+    pub fn config(mut self, config: BrokerConfig) -> ClusterBuilder {
         self.config = config;
         self
     }
@@ -239,12 +166,12 @@ impl ClusterBuilder {
         self
     }
 
-    /// Sets the secret of the cluster: 32 random bytes, which must be the same at all members. Members prove to each other
-    /// that they have it, before they establish a session. A recorded exchange can't be replayed.
+    /// Sets the key of the cluster, which must be the same at all members. Members prove to each other that they have it,
+    /// before they establish a session. A recorded exchange can't be replayed.
     ///
     /// The key protects the exchange over TCP, and nothing else: the packets of RDMA are neither authenticated nor encrypted.
-    pub fn key(mut self, secret: [u8; 32]) -> ClusterBuilder {
-        self.key = Some(Key::new(&Zeroizing::new(secret)));
+    pub fn key(mut self, key: &Key) -> ClusterBuilder {
+        self.key = Some(key.clone());
         self
     }
 
@@ -281,22 +208,21 @@ impl ClusterBuilder {
         check_count("threads", threads, MAX_THREADS)?;
         let duplicate = names.iter().enumerate().find(|(index, name)| names[..*index].contains(name));
         if let Some((_, name)) = duplicate {
-            return Err(ClusterError::DuplicateMember { name: name.clone() });
+            return Err(ClusterError::DuplicateMember { name: name.as_str().into() });
         }
-        let unknown = || ClusterError::UnknownMember { name: name.to_owned() };
+        let unknown = || ClusterError::UnknownMember { name: name.into() };
         let this_member = names.iter().position(|other| other == name).ok_or_else(unknown)?;
-        let unresolved = |error| ClusterError::Resolve { name: name.to_owned(), error };
+        let unresolved = |source| ClusterError::Resolve { name: name.into(), source };
         let addr = membership.resolve(this_member).map_err(unresolved)?;
         let epoch = epoch.unwrap_or_else(clock_epoch);
 
         let devices = if devices.is_empty() { open_devices(addr.ip(), threads)? } else { devices };
-        let io_error = |action| move |error| ClusterError::Io { action, error };
-        let notices = Arc::new(Notices::new().map_err(io_error("creating a socket"))?);
+        let failed = |action| move |source| ClusterError::System { action, source };
+        let notices = Arc::new(Notices::new().map_err(failed("creating a socket"))?);
         let (mut brokers, mut domains, mut broker_threads) = (Vec::new(), Vec::new(), Vec::new());
         for (thread, device) in (0..).zip(devices.iter().cycle().take(threads)) {
             let domain = device.create_protection_domain()?;
-            let mailbox =
-                Mailbox::new(thread, Arc::clone(&notices)).map_err(io_error("creating a socket"))?;
+            let mailbox = Mailbox::new(thread, Arc::clone(&notices)).map_err(failed("creating a socket"))?;
             let mailbox = Arc::new(mailbox);
             let broker = Broker::builder(&domain).config(config).peer_count(names.len());
             let mut broker = broker.epoch(epoch).create()?;
@@ -310,31 +236,33 @@ impl ClusterBuilder {
             domains.push(domain);
         }
 
-        let listen_error = |error| ClusterError::Listen { addr, error };
+        let listen_error = |source| ClusterError::Listen { addr, source };
         let listener = match listener {
             Some(listener) => listener,
             None => TcpListener::bind(addr).map_err(listen_error)?,
         };
         listener.set_nonblocking(true).map_err(listen_error)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ClusterState {
             membership,
             connect_options,
-            key: Arc::new(key.unwrap_or_else(Key::public)),
+            key: Arc::new(ExchangeKey::new(key.as_ref())),
             local: Local {
                 cluster: exchange::fingerprint(&names, threads as u16),
                 this_member: this_member as u16,
                 member_count: names.len() as u16,
                 thread_count: threads as u16,
             },
+            epoch,
             threads: broker_threads,
+            status: Mutex::new(vec![MemberStatus::new(); names.len()]),
             notices,
         });
         let driver = Driver::new(Arc::clone(&shared), listener, is_lazy);
         let driver = std::thread::Builder::new().name("adverb-cluster".into()).spawn(|| driver.run());
-        let driver = driver.map_err(io_error("starting a thread"))?;
+        let driver = driver.map_err(failed("starting a thread"))?;
         let brokers = Mutex::new(brokers);
         let owner = OwnerProcess::current();
-        Ok(Cluster { names, epoch, shared, domains, brokers, driver: Some(driver), owner })
+        Ok(Cluster { names, shared, domains, brokers, driver: Some(driver), owner })
     }
 }
 
@@ -345,7 +273,7 @@ impl Cluster {
             members: Vec::new(),
             membership: None,
             threads: 1,
-            config: Config::default(),
+            config: BrokerConfig::default(),
             devices: Vec::new(),
             connect_options: ConnectOptions::default(),
             listener: None,
@@ -391,6 +319,42 @@ impl Cluster {
         (peer != self.this_member()).then_some(peer)
     }
 
+    /// Returns the state of the sessions with another member, or `None` if no other member has this number.
+    ///
+    /// If a member has no session, the state has the reason why the last attempt failed, which a program can match: for
+    /// example, the member doesn't run, or has another list of members.
+    ///
+    /// ```
+    /// # #[cfg(feature = "soft")]
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use adverb::cluster::{Cluster, EstablishError, Member, PeerId};
+    ///
+    /// let cluster = Cluster::builder()
+    ///     .member(Member::new("a", "127.0.0.1:1")) // no member runs there
+    ///     .member(Member::new("b", "127.0.0.1:0"))
+    ///     .join("b")?;
+    /// let mut broker = cluster.broker(0)?;
+    /// let error = loop {
+    ///     broker.wait(std::time::Duration::from_millis(10))?;
+    ///     broker.poll(|_, event| println!("{event:?}"))?;
+    ///     let status = cluster.status(PeerId(0)).expect("another member");
+    ///     if let Some(error) = status.last_error {
+    ///         break error;
+    ///     }
+    /// };
+    /// assert!(matches!(error, EstablishError::Unreachable { .. }));
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "soft"))]
+    /// # fn main() {}
+    /// ```
+    pub fn status(&self, peer: PeerId) -> Option<MemberStatus> {
+        if peer == self.this_member() {
+            return None;
+        }
+        self.shared.status.lock().get(usize::from(peer.0)).cloned()
+    }
+
     /// Returns the number of this member.
     pub fn this_member(&self) -> PeerId {
         PeerId(self.shared.local.this_member)
@@ -399,7 +363,7 @@ impl Cluster {
     /// Returns the epoch of this member, which is in its [`RemoteRange`](crate::RemoteRange)s and
     /// [`RemotePtr`](crate::RemotePtr)s.
     pub fn epoch(&self) -> u64 {
-        self.epoch
+        self.shared.epoch
     }
 
     /// Returns the protection domains of the brokers, by thread, for [`ArenaBuilder::build`](crate::ArenaBuilder::build). Then
@@ -427,16 +391,16 @@ impl fmt::Debug for Cluster {
         f.debug_struct("Cluster")
             .field("names", &self.names)
             .field("this_member", &self.this_member())
-            .field("epoch", &self.epoch)
+            .field("epoch", &self.epoch())
             .finish_non_exhaustive()
     }
 }
 
-fn check_count(quantity: &'static str, requested: usize, max: usize) -> Result<()> {
+fn check_count(option: &'static str, requested: usize, max: usize) -> Result<()> {
     if (1..=max).contains(&requested) {
         return Ok(());
     }
-    Err(ClusterError::OutOfRange { quantity, requested, max })
+    Err(ClusterError::OutOfRange { option, requested, max })
 }
 
 /// Opens the devices of the threads at an address of this machine.

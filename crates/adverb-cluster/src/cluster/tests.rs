@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use adverb_verbs::Access;
 use adverb_verbs::memory::{MemoryRegion, RemoteMemory};
 
-use super::exchange::{Hello, NONCE_LEN, Purpose, REJECTED, WELCOME_LEN};
+use super::exchange::{Hello, NONCE_LEN, Purpose, REJECTED, UNKNOWN_PROTOCOL, WELCOME_LEN};
 use super::*;
 use crate::broker::{Event, Transfer, TransferError};
-use crate::{EndReason, PostError, RemoteRange, TransferOperation};
+use crate::{BrokerError, EndReason, PostError, RemoteRange, TransferOperation};
 
 /// The time after which a test that makes no progress fails.
 pub(super) const TEST_DEADLINE: Duration = Duration::from_secs(60);
@@ -33,7 +33,7 @@ impl Ports {
         for (name, listener) in NAMES.iter().zip(&self.0) {
             builder = builder.member(Member::new(*name, listener.local_addr().unwrap().to_string()));
         }
-        let config = Config { keepalive: Some(Duration::from_millis(200)), ..Config::default() };
+        let config = BrokerConfig { keepalive: Some(Duration::from_millis(200)), ..BrokerConfig::default() };
         builder.listener(self.0[member].try_clone().unwrap()).config(config)
     }
 
@@ -187,7 +187,7 @@ fn threads_of_three_members_exchange_messages_and_data() {
     let ports = Ports::new(3);
     // No session may end because the machine is busy.
     let options = ConnectOptions::new().ack_timeout(20);
-    let config = Config { keepalive: None, ..Config::default() };
+    let config = BrokerConfig { keepalive: None, ..BrokerConfig::default() };
     let builder = |member| ports.builder(member).threads(2).connect_options(options).config(config);
     let clusters: Vec<Cluster> = (0..3).map(|member| builder(member).join(NAMES[member]).unwrap()).collect();
     let finished_count = AtomicUsize::new(0);
@@ -314,7 +314,7 @@ fn members_leave_with_a_message_and_return() {
     let ports = Ports::new(2);
     // No session may end because the machine is busy.
     let options = ConnectOptions::new().ack_timeout(20);
-    let config = Config { keepalive: None, ..Config::default() };
+    let config = BrokerConfig { keepalive: None, ..BrokerConfig::default() };
     let join =
         |member| ports.builder(member).connect_options(options).config(config).join(NAMES[member]).unwrap();
     let a = join(0);
@@ -368,20 +368,20 @@ fn hosts_that_are_no_members_are_rejected() {
     let valid = Hello { cluster: a.shared.local.cluster, from: 1, to: 0, thread: 0, purpose };
     let to_bytes = |hello: Hello| hello.to_bytes(&[0; NONCE_LEN]);
     let hellos = [
-        to_bytes(Hello { cluster: valid.cluster ^ 1, ..valid }),
-        to_bytes(Hello { from: 0, ..valid }),
-        to_bytes(Hello { from: 2, ..valid }),
-        to_bytes(Hello { to: 1, ..valid }),
-        to_bytes(Hello { thread: 1, ..valid }),
-        [0xff; Hello::LEN],
+        (REJECTED, to_bytes(Hello { cluster: valid.cluster ^ 1, ..valid })),
+        (REJECTED, to_bytes(Hello { from: 0, ..valid })),
+        (REJECTED, to_bytes(Hello { from: 2, ..valid })),
+        (REJECTED, to_bytes(Hello { to: 1, ..valid })),
+        (REJECTED, to_bytes(Hello { thread: 1, ..valid })),
+        (UNKNOWN_PROTOCOL, [0xff; Hello::LEN]),
     ];
-    for hello in hellos {
+    for (code, hello) in hellos {
         let mut stream = TcpStream::connect(ports.0[0].local_addr().unwrap()).unwrap();
         stream.set_read_timeout(Some(TEST_DEADLINE)).unwrap();
         stream.write_all(&hello).unwrap();
         let mut answer = [0; WELCOME_LEN];
         stream.read_exact(&mut answer).unwrap();
-        assert_eq!(answer[0], REJECTED);
+        assert_eq!(answer[0], code);
     }
     // Connections that send no bytes are closed, and members still connect.
     let _silent: Vec<TcpStream> =
@@ -395,7 +395,7 @@ fn members_with_other_keys_get_no_session() {
     let ports = Ports::new(3);
     let join = |member: usize, key: Option<[u8; 32]>| {
         let builder = ports.builder(member);
-        let builder = key.into_iter().fold(builder, ClusterBuilder::key);
+        let builder = key.iter().fold(builder, |builder, secret| builder.key(&Key::new(secret).unwrap()));
         builder.join(NAMES[member]).unwrap()
     };
     let clusters = [join(0, Some([1; 32])), join(1, Some([1; 32])), join(2, None)];
@@ -438,7 +438,7 @@ fn lazy_sessions_are_established_by_either_side() {
     let ports = Ports::new(3);
     // No session may end because the machine is busy.
     let options = ConnectOptions::new().ack_timeout(20);
-    let config = Config { keepalive: None, ..Config::default() };
+    let config = BrokerConfig { keepalive: None, ..BrokerConfig::default() };
     let builder = |member| ports.builder(member).lazy(true).connect_options(options).config(config);
     let join = |member| builder(member).join(NAMES[member]).unwrap();
     let clusters = [join(0), join(1), join(2)];
@@ -460,7 +460,7 @@ fn lazy_sessions_are_established_by_either_side() {
 fn a_member_whose_clock_went_back_returns() {
     let ports = Ports::new(2);
     // No keepalive: only the refused offer makes `a` check whether the earlier run lives.
-    let config = Config { keepalive: None, ..Config::default() };
+    let config = BrokerConfig { keepalive: None, ..BrokerConfig::default() };
     let a = ports.builder(0).config(config).connect_options(ConnectOptions::new().ack_timeout(12));
     let a = a.join("a").unwrap();
     let mut broker_a = a.broker(0).unwrap();

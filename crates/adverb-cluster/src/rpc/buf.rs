@@ -37,7 +37,7 @@ impl RpcBuf {
     ///
     /// # Errors
     ///
-    /// Returns [`PostError::TooLong`] if the data would be longer than the slot allows. It is unchanged then.
+    /// Returns [`PostError::MessageTooLong`] if the data would be longer than the slot allows. It is unchanged then.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), PostError> {
         self.check_len(self.len() + bytes.len())?;
         self.message.write(bytes)
@@ -47,15 +47,15 @@ impl RpcBuf {
     ///
     /// # Errors
     ///
-    /// Returns [`PostError::TooLong`] if the slot is shorter.
+    /// Returns [`PostError::MessageTooLong`] if the slot is shorter.
     pub fn resize(&mut self, len: usize) -> Result<(), PostError> {
         self.check_len(len)?;
         self.message.resize(HEADER_LEN + len)
     }
 
-    fn check_len(&self, requested: usize) -> Result<(), PostError> {
+    fn check_len(&self, len: usize) -> Result<(), PostError> {
         let max = self.capacity();
-        if requested > max { Err(PostError::TooLong { requested, max }) } else { Ok(()) }
+        if len > max { Err(PostError::MessageTooLong { len, max }) } else { Ok(()) }
     }
 
     /// Writes the header, and returns the message.

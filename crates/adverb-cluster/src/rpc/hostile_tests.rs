@@ -52,7 +52,7 @@ impl Messages {
 #[test]
 fn a_hostile_member_occupies_bounded_memory_and_delays_no_other_member() {
     let [server, honest, mut hostile] = brokers::<3>(config());
-    let rpc_config = Config { max_calls: 16, max_requests: MAX_REQUESTS };
+    let rpc_config = RpcConfig { max_calls: 16, max_requests: MAX_REQUESTS };
     let mut server = Rpc::new(server, rpc_config).unwrap();
     let mut honest = Rpc::new(honest, rpc_config).unwrap();
     connect(&mut server, HONEST, &mut honest, SERVER);
@@ -120,7 +120,7 @@ fn a_hostile_member_occupies_bounded_memory_and_delays_no_other_member() {
     println!("{answered} calls, {:?}, {:?}", server.counters(), started.elapsed());
     assert_eq!(memory.message_bytes, memory_before.message_bytes);
     assert!(server.broker().is_open(HOSTILE) && server.broker().is_open(HONEST));
-    let Counters { malformed_messages, unknown_replies, duplicate_requests, refused_requests, .. } =
+    let RpcCounters { malformed_messages, unknown_replies, duplicate_requests, refused_requests, .. } =
         *server.counters();
     let counts = [malformed_messages, unknown_replies, duplicate_requests, refused_requests];
     assert!(!counts.contains(&0), "{counts:?}");

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use adverb_cluster_proto::rpc::{
-    CallError, CallId, Config, Counters, Failure, HEADER_LEN, Incoming, Rpc as Core, split_frame,
+    CallError, CallId, Failure, HEADER_LEN, Incoming, Rpc as Core, RpcConfig, RpcCounters, split_frame,
 };
 use adverb_cluster_proto::{ConfigError, EndReason, PeerId, PostError};
 use adverb_proto::Time;
@@ -39,7 +39,7 @@ type Result<T, E = BrokerError> = std::result::Result<T, E>;
 /// Both sides of a session call and serve. A call has a method, which is any number, and data, which is any bytes up to
 /// [`max_data_len`](Rpc::max_data_len). It ends exactly once, with [`RpcEvent::CallEnded`] or [`cancel`](Rpc::cancel): with
 /// the reply, when its timeout expires, or when the session ends. Many calls can be outstanding
-/// ([`RpcConfig::max_calls`](Config::max_calls) for each peer), and their replies arrive in any order. A call that timed out
+/// ([`RpcConfig::max_calls`] for each peer), and their replies arrive in any order. A call that timed out
 /// or whose session ended may have been executed.
 ///
 /// The handler of [`poll`](Rpc::poll) runs in the caller's thread. It borrows the data from the receive slots, and it has
@@ -116,8 +116,8 @@ impl Rpc {
     /// # Errors
     ///
     /// Returns [`BrokerError::Config`] if the configuration is invalid or the broker's message slots are too small, and
-    /// [`BrokerError::Io`] if a descriptor can't be created.
-    pub fn new(mut broker: Broker, config: Config) -> Result<Rpc> {
+    /// [`BrokerError::System`] if a descriptor can't be created.
+    pub fn new(mut broker: Broker, config: RpcConfig) -> Result<Rpc> {
         let (size, min) = (broker.config().slot_size, HEADER_LEN as u32);
         if size < min {
             return Err(ConfigError::SlotTooSmall { size, min }.into());
@@ -149,7 +149,7 @@ impl Rpc {
     }
 
     /// Returns the numbers of calls, requests and unexpected messages so far.
-    pub fn counters(&self) -> &Counters {
+    pub fn counters(&self) -> &RpcCounters {
         self.core.counters()
     }
 
@@ -176,7 +176,7 @@ impl Rpc {
     /// Returns [`PostError::NotOpen`] without a session, or before its [`Event::SessionOpened`] was delivered;
     /// [`PostError::WouldBlock`] if the send slots, the peer's credits or
     /// the request queue are exhausted, in which case [`Event::Unblocked`] follows; [`PostError::TooManyCalls`]; and
-    /// [`PostError::TooLong`].
+    /// [`PostError::MessageTooLong`].
     pub fn call(
         &mut self,
         peer: PeerId,
@@ -250,7 +250,7 @@ impl Rpc {
     ///
     /// # Errors
     ///
-    /// Returns the token, and [`PostError::TooLong`], or [`PostError::RequestEnded`] if the caller doesn't wait anymore.
+    /// Returns the token, and [`PostError::MessageTooLong`], or [`PostError::RequestEnded`] if the caller doesn't wait anymore.
     pub fn reply(&mut self, reply: Reply, bytes: &[u8]) -> Result<(), RefusedReply> {
         match self.try_reply(&reply, bytes) {
             Ok(()) => {
@@ -264,7 +264,7 @@ impl Rpc {
     fn try_reply(&mut self, reply: &Reply, bytes: &[u8]) -> Result<(), PostError> {
         let (request, peer, max) = (reply.request(), reply.peer(), self.max_data_len());
         if bytes.len() > max {
-            return Err(PostError::TooLong { requested: bytes.len(), max });
+            return Err(PostError::MessageTooLong { len: bytes.len(), max });
         }
         if !self.core.is_pending(request) {
             return Err(PostError::RequestEnded { peer });
@@ -351,7 +351,7 @@ impl Rpc {
     ///
     /// # Errors
     ///
-    /// Returns [`BrokerError::Verbs`] if the device failed, and [`BrokerError::Io`] if the system call failed.
+    /// Returns [`BrokerError::Verbs`] if the device failed, and [`BrokerError::System`] if the system call failed.
     pub fn wait(&mut self, timeout: impl Into<Option<Duration>>) -> Result<bool> {
         let timeout = timeout.into().unwrap_or(Duration::MAX);
         let deadline = Deadline::new(timeout);
@@ -473,7 +473,7 @@ impl Rpc {
                 1
             }
             Incoming::Reply { call, result } => {
-                let result = result.map_err(CallError::Failed);
+                let result = result.map_err(|source| CallError::Failed { peer: from, source });
                 handler(self, RpcEvent::CallEnded { call, result });
                 1
             }
@@ -493,7 +493,10 @@ impl Rpc {
         self.discard_open_message(peer);
         let mut count = 0;
         while let Some(call) = self.core.poll_ended(peer) {
-            handler(self, RpcEvent::CallEnded { call, result: Err(CallError::SessionEnded(reason)) });
+            handler(
+                self,
+                RpcEvent::CallEnded { call, result: Err(CallError::SessionEnded { peer, reason }) },
+            );
             count += 1;
         }
         count
@@ -506,7 +509,10 @@ impl Rpc {
         let now = self.broker.now();
         let mut count = 0;
         while let Some(call) = self.core.poll_expired(now) {
-            handler(self, RpcEvent::CallEnded { call, result: Err(CallError::TimedOut) });
+            handler(
+                self,
+                RpcEvent::CallEnded { call, result: Err(CallError::TimedOut { peer: call.peer() }) },
+            );
             count += 1;
         }
         count

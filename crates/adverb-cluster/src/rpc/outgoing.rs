@@ -74,7 +74,7 @@ impl Rpc {
         self.check_sendable(peer)?;
         let max = self.max_data_len();
         if len > max {
-            return Err(PostError::TooLong { requested: len, max });
+            return Err(PostError::MessageTooLong { len, max });
         }
         let not_open = PostError::NotOpen { peer };
         let outgoing = self.outgoing.get(usize::from(peer.0)).ok_or(not_open)?;
@@ -144,7 +144,7 @@ impl Rpc {
                     // The length was checked. If the session has ended, the peer doesn't expect the message.
                     let sent =
                         message.write(data).and_then(|()| self.broker.post_send(message.finish(header)));
-                    debug_assert!(!matches!(sent, Err(PostError::TooLong { .. })));
+                    debug_assert!(!matches!(sent, Err(PostError::MessageTooLong { .. })));
                 }
                 Err(PostError::WouldBlock { .. }) => self.set_blocked(peer, true),
                 // The event of the session's end follows.

@@ -1,5 +1,6 @@
 //! The right to answer a request.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -50,14 +51,36 @@ impl Drop for Reply {
     }
 }
 
-/// A reply that was refused, with the token.
-#[derive(Debug, thiserror::Error)]
-#[error("{error}")]
+/// A reply that was refused, with the token. It prints as its cause.
+#[derive(Debug)]
+#[non_exhaustive]
 pub struct RefusedReply {
     /// The cause.
     pub error: PostError,
     /// The token. Dropping it makes the call fail, if the call still waits.
     pub reply: Reply,
+}
+
+impl RefusedReply {
+    /// Returns an action that may solve the problem, if one is known.
+    pub const fn hint(&self) -> Option<&'static str> {
+        self.error.hint()
+    }
+}
+
+impl fmt::Display for RefusedReply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for RefusedReply {}
+
+/// Drops the token and keeps the cause.
+impl From<RefusedReply> for PostError {
+    fn from(refused: RefusedReply) -> PostError {
+        refused.error
+    }
 }
 
 /// The requests whose tokens were dropped.

@@ -38,20 +38,20 @@ pub(super) fn connect(a: &mut Rpc, to_b: PeerId, b: &mut Rpc, to_a: PeerId) {
 }
 
 /// Two connected members that have each other as peer 0. Both have received the event of the new session.
-fn pair_with(config: BrokerConfig, rpc_config: Config) -> (Member, Member) {
+fn pair_with(config: BrokerConfig, rpc_config: RpcConfig) -> (TestMember, TestMember) {
     let [mut a, mut b] =
-        brokers::<2>(config).map(|broker| Member::new(Rpc::new(broker, rpc_config).unwrap()));
+        brokers::<2>(config).map(|broker| TestMember::new(Rpc::new(broker, rpc_config).unwrap()));
     connect(&mut a.rpc, PEER, &mut b.rpc, PEER);
     poll_until(&mut [&mut a, &mut b], |members| members.iter().all(|member| member.opened.len() == 1));
     (a, b)
 }
 
-fn pair() -> (Member, Member) {
-    pair_with(config(), Config::default())
+fn pair() -> (TestMember, TestMember) {
+    pair_with(config(), RpcConfig::default())
 }
 
 /// A member that serves requests and keeps the results of its calls.
-struct Member {
+struct TestMember {
     rpc: Rpc,
     results: HashMap<CallId, Result<Vec<u8>, CallError>>,
     /// Tokens of requests to answer later, and their data.
@@ -63,9 +63,9 @@ struct Member {
     timeouts: Vec<Option<Duration>>,
 }
 
-impl Member {
-    fn new(rpc: Rpc) -> Member {
-        Member {
+impl TestMember {
+    fn new(rpc: Rpc) -> TestMember {
+        TestMember {
             rpc,
             results: HashMap::new(),
             kept: Vec::new(),
@@ -77,7 +77,7 @@ impl Member {
     }
 
     fn poll(&mut self) -> usize {
-        let Member { rpc, results, kept, forwarded, opened, ended, timeouts } = self;
+        let TestMember { rpc, results, kept, forwarded, opened, ended, timeouts } = self;
         rpc.poll(|rpc, event| match event {
             RpcEvent::Request { method, bytes, timeout, reply, .. } => {
                 timeouts.push(timeout);
@@ -127,7 +127,7 @@ impl Member {
     }
 }
 
-fn poll_until(members: &mut [&mut Member], mut is_done: impl FnMut(&mut [&mut Member]) -> bool) {
+fn poll_until(members: &mut [&mut TestMember], mut is_done: impl FnMut(&mut [&mut TestMember]) -> bool) {
     let started = Instant::now();
     while !is_done(members) {
         members.iter_mut().for_each(|member| {
@@ -143,7 +143,7 @@ fn poll_until(members: &mut [&mut Member], mut is_done: impl FnMut(&mut [&mut Me
 fn calls_are_answered_in_both_directions_with_rings_of_any_size() {
     for (send_slots, recv_slots, max_calls) in [(1, 1, 4), (2, 1, 1), (1, 3, 64), (8, 8, 64)] {
         let config = BrokerConfig { send_slots, recv_slots, send_queue_depth: 4, ..config() };
-        let (mut a, mut b) = pair_with(config, Config { max_calls, max_requests: 64 });
+        let (mut a, mut b) = pair_with(config, RpcConfig { max_calls, max_requests: 64 });
         let count = 300u32;
         let mut sent: [HashMap<CallId, u32>; 2] = Default::default();
         let started = Instant::now();
@@ -178,7 +178,7 @@ fn calls_are_answered_in_both_directions_with_rings_of_any_size() {
 fn requests_and_replies_share_messages() {
     // With one slot, only requests of the same message are accepted before the peer has received it.
     let small = BrokerConfig { send_slots: 1, recv_slots: 1, ..config() };
-    let (mut a, mut b) = pair_with(small, Config::default());
+    let (mut a, mut b) = pair_with(small, RpcConfig::default());
     let data: Vec<Vec<u8>> = (0..6).map(|index| vec![index as u8; 3 * index]).collect();
     let calls: Vec<CallId> = data.iter().map(|bytes| a.rpc.call(PEER, ECHO, bytes, None).unwrap()).collect();
     let other = a.rpc.call(PEER, ECHO, &[0; 200], None);
@@ -217,7 +217,7 @@ fn requests_and_replies_share_messages() {
 fn the_key_of_a_new_segment_precedes_the_next_request() {
     let (mut a, mut b) = pair();
     let domain = b.rpc.broker().protection_domain().clone();
-    let arena = Arena::builder().identity(1, 2).slab_size(64 << 10).build(&[domain]).unwrap();
+    let arena = Arena::builder().member(1).epoch(2).slab_size(64 << 10).build(&[domain]).unwrap();
     b.rpc.broker_mut().publish(&arena).unwrap();
     for _ in 0..3 {
         // The message of the first request has room for the second.
@@ -234,7 +234,7 @@ fn the_key_of_a_new_segment_precedes_the_next_request() {
 
 #[test]
 fn a_full_batch_is_sent_without_a_flush() {
-    let (mut a, mut b) = pair_with(BrokerConfig { doorbell_batch: 3, ..config() }, Config::default());
+    let (mut a, mut b) = pair_with(BrokerConfig { doorbell_batch: 3, ..config() }, RpcConfig::default());
     for number in 0..3u8 {
         assert_eq!(b.rpc.pending_request_count(PEER), 0);
         a.call(KEEP, &[number]);
@@ -246,13 +246,13 @@ fn a_full_batch_is_sent_without_a_flush() {
 #[test]
 fn requests_of_an_open_message_end_with_the_session() {
     let small = BrokerConfig { send_slots: 1, recv_slots: 1, ..config() };
-    let (mut a, mut b) = pair_with(small, Config::default());
+    let (mut a, mut b) = pair_with(small, RpcConfig::default());
     for round in 1..=3 {
         let call = a.call(KEEP, b"");
         a.rpc.broker_mut().close(PEER);
         b.rpc.broker_mut().close(PEER);
         poll_until(&mut [&mut a, &mut b], |members| members.iter().all(|member| member.ended.len() == round));
-        assert_eq!(a.results[&call], Err(CallError::SessionEnded(EndReason::Closed)));
+        assert_eq!(a.results[&call], Err(CallError::SessionEnded { peer: PEER, reason: EndReason::Closed }));
         connect(&mut a.rpc, PEER, &mut b.rpc, PEER);
         poll_until(&mut [&mut a, &mut b], |members| {
             members.iter().all(|member| member.opened.len() == round + 1)
@@ -290,18 +290,18 @@ fn calls_without_an_answer_fail() {
     let (mut a, mut b) = pair();
     let (dropped, unknown) = (a.call(DROP, b""), a.call(99, b""));
     poll_until(&mut [&mut a, &mut b], |members| members[0].results.len() == 2);
-    assert_eq!(a.results[&dropped], Err(CallError::Failed(Failure::NoReply)));
-    assert_eq!(a.results[&unknown], Err(CallError::Failed(Failure::UnknownMethod)));
+    assert_eq!(a.results[&dropped], Err(CallError::Failed { peer: PEER, source: Failure::NoReply }));
+    assert_eq!(a.results[&unknown], Err(CallError::Failed { peer: PEER, source: Failure::UnknownMethod }));
 
     let rejected = a.call(KEEP, b"");
     poll_until(&mut [&mut a, &mut b], |members| members[1].kept.len() == 1);
     let (reply, _) = b.kept.pop().unwrap();
     // A reply that is too long returns the token.
     let RefusedReply { error, reply } = b.rpc.reply(reply, &[0; 241]).unwrap_err();
-    assert_eq!(error, PostError::TooLong { requested: 241, max: 240 });
+    assert_eq!(error, PostError::MessageTooLong { len: 241, max: 240 });
     b.rpc.reject(reply, Failure::Application(7));
     poll_until(&mut [&mut a, &mut b], |members| members[0].results.len() == 3);
-    assert_eq!(a.results[&rejected], Err(CallError::Failed(Failure::Application(7))));
+    assert_eq!(a.results[&rejected], Err(CallError::Failed { peer: PEER, source: Failure::Application(7) }));
 }
 
 #[test]
@@ -312,7 +312,7 @@ fn an_expired_call_ends_and_its_request_with_it() {
     let without_timeout = a.call(KEEP, b"");
     assert!(a.rpc.timeout().is_some_and(|timeout| timeout <= Duration::from_millis(20)));
     poll_until(&mut [&mut a, &mut b], |members| !members[0].results.is_empty() && members[1].kept.len() == 2);
-    assert_eq!(a.results[&expired], Err(CallError::TimedOut));
+    assert_eq!(a.results[&expired], Err(CallError::TimedOut { peer: PEER }));
     assert_eq!(b.timeouts, [timeout, None], "the peer knows the timeout");
     assert!(a.rpc.is_outstanding(without_timeout) && !a.rpc.is_outstanding(expired));
     poll_until(&mut [&mut a, &mut b], |members| members[1].rpc.pending_request_count(PEER) == 1);
@@ -330,14 +330,14 @@ fn an_expired_call_ends_and_its_request_with_it() {
 
 #[test]
 fn a_waiting_thread_is_woken_when_a_call_expires() {
-    let (mut a, _b) = pair_with(BrokerConfig { keepalive: None, ..config() }, Config::default());
+    let (mut a, _b) = pair_with(BrokerConfig { keepalive: None, ..config() }, RpcConfig::default());
     let started = Instant::now();
     let call = a.rpc.call(PEER, KEEP, b"", Some(Duration::from_millis(10))).unwrap();
     while a.results.is_empty() {
         assert!(a.rpc.wait(TEST_DEADLINE).unwrap());
         a.poll();
     }
-    assert_eq!(a.results[&call], Err(CallError::TimedOut));
+    assert_eq!(a.results[&call], Err(CallError::TimedOut { peer: PEER }));
     assert!(started.elapsed() >= Duration::from_millis(10));
     assert!(!a.rpc.wait(Duration::from_millis(1)).unwrap());
 }
@@ -361,7 +361,7 @@ fn a_late_reply_is_dropped() {
 
 #[test]
 fn a_cancelled_call_has_no_event_and_frees_its_place() {
-    let (mut a, mut b) = pair_with(config(), Config { max_calls: 1, max_requests: 1 });
+    let (mut a, mut b) = pair_with(config(), RpcConfig { max_calls: 1, max_requests: 1 });
     for round in 0..20u8 {
         let call = a.call(KEEP, &[round]);
         let refused = a.rpc.call(PEER, KEEP, b"", None).unwrap_err();
@@ -384,8 +384,8 @@ fn replies_wait_for_credits_and_none_is_lost() {
     // The caller doesn't poll, so it grants credits for two replies only.
     let config = BrokerConfig { send_slots: 16, recv_slots: 2, ..config() };
     let [a, b] = brokers::<2>(config);
-    let mut a = Member::new(Rpc::new(a, Config::default()).unwrap());
-    let mut b = Member::new(Rpc::new(b, Config::default()).unwrap());
+    let mut a = TestMember::new(Rpc::new(a, RpcConfig::default()).unwrap());
+    let mut b = TestMember::new(Rpc::new(b, RpcConfig::default()).unwrap());
     connect(&mut a.rpc, PEER, &mut b.rpc, PEER);
     poll_until(&mut [&mut a, &mut b], |members| members.iter().all(|member| member.opened.len() == 1));
     let mut calls = Vec::new();
@@ -426,12 +426,12 @@ fn replies_wait_for_credits_and_none_is_lost() {
 
 #[test]
 fn a_handler_calls_other_members() {
-    let mut members = brokers::<3>(config()).map(|broker| Rpc::new(broker, Config::default()).unwrap());
+    let mut members = brokers::<3>(config()).map(|broker| Rpc::new(broker, RpcConfig::default()).unwrap());
     let ids = [PeerId(0), PeerId(1), PeerId(2)];
     let [a, b, c] = &mut members;
     connect(a, ids[1], b, ids[0]);
     connect(b, ids[2], c, ids[1]);
-    let [mut a, mut b, mut c] = members.map(Member::new);
+    let [mut a, mut b, mut c] = members.map(TestMember::new);
     poll_until(&mut [&mut a, &mut b, &mut c], |members| members[1].opened.len() == 2);
     assert!(matches!(a.rpc.call(ids[2], ECHO, b"", None), Err(PostError::NotOpen { .. })));
 
@@ -479,19 +479,19 @@ fn a_token_dropped_in_another_thread_wakes_the_server() {
                 a.poll();
             }
         });
-        assert_eq!(a.results[&call], Err(CallError::Failed(Failure::NoReply)));
+        assert_eq!(a.results[&call], Err(CallError::Failed { peer: PEER, source: Failure::NoReply }));
         poll_until(&mut [&mut a, &mut b], |members| members[0].rpc.outstanding_call_count(PEER) == 0);
     }
 }
 
 #[test]
 fn a_session_end_fails_its_calls_only() {
-    let mut members = brokers::<3>(config()).map(|broker| Rpc::new(broker, Config::default()).unwrap());
+    let mut members = brokers::<3>(config()).map(|broker| Rpc::new(broker, RpcConfig::default()).unwrap());
     let [to_a, to_b, to_c] = [PeerId(0), PeerId(1), PeerId(2)];
     let [a, b, c] = &mut members;
     connect(a, to_b, b, to_a);
     connect(a, to_c, c, to_a);
-    let [mut a, mut b, mut c] = members.map(Member::new);
+    let [mut a, mut b, mut c] = members.map(TestMember::new);
     poll_until(&mut [&mut a, &mut b, &mut c], |members| members[0].opened.len() == 2);
     let lost: Vec<CallId> = (0..5).map(|_| a.rpc.call(to_b, KEEP, b"", None).unwrap()).collect();
     let with_timeout = a.rpc.call(to_b, KEEP, b"", Some(Duration::from_secs(3600))).unwrap();
@@ -507,7 +507,10 @@ fn a_session_end_fails_its_calls_only() {
         !members[0].ended.is_empty() && !members[1].ended.is_empty()
     });
     for call in lost.iter().chain([&with_timeout]) {
-        assert!(matches!(a.results[call], Err(CallError::SessionEnded(EndReason::RequestFailed(_)))));
+        assert!(matches!(
+            a.results[call],
+            Err(CallError::SessionEnded { reason: EndReason::RequestFailed { .. }, .. })
+        ));
     }
     assert!(a.rpc.is_outstanding(other));
     assert!(matches!(a.rpc.call(to_b, ECHO, b"", None), Err(PostError::NotOpen { .. })));
@@ -531,22 +534,25 @@ fn a_session_end_fails_its_calls_only() {
 #[test]
 fn a_member_that_dies_fails_its_calls() {
     let config = BrokerConfig { keepalive: Some(Duration::from_millis(50)), ..config() };
-    let (mut a, mut b) = pair_with(config, Config::default());
+    let (mut a, mut b) = pair_with(config, RpcConfig::default());
     let call = a.call(KEEP, b"");
     poll_until(&mut [&mut a, &mut b], |members| members[1].kept.len() == 1);
-    let Member { mut rpc, kept, .. } = b;
+    let TestMember { mut rpc, kept, .. } = b;
     // A member that dies doesn't leave.
     rpc.broker_mut().close(PEER);
     drop(rpc);
     poll_until(&mut [&mut a], |members| !members[0].ended.is_empty());
-    assert!(matches!(a.results[&call], Err(CallError::SessionEnded(EndReason::RequestFailed(_)))));
+    assert!(matches!(
+        a.results[&call],
+        Err(CallError::SessionEnded { reason: EndReason::RequestFailed { .. }, .. })
+    ));
     // The tokens outlive their server.
     drop(kept);
 
     // The member returns with a new epoch, and its calls have the numbers of old ones.
     let domain = a.rpc.broker().protection_domain().clone();
     let broker = Broker::builder(&domain).config(config).peer_count(2).epoch(9).create().unwrap();
-    let mut b = Member::new(Rpc::new(broker, Config::default()).unwrap());
+    let mut b = TestMember::new(Rpc::new(broker, RpcConfig::default()).unwrap());
     connect(&mut a.rpc, PEER, &mut b.rpc, PEER);
     poll_until(&mut [&mut a, &mut b], |members| members[0].opened.len() == 2);
     let (from_a, from_b) = (a.call(ECHO, b"from a"), b.call(ECHO, b"from b"));
@@ -567,7 +573,7 @@ fn a_session_that_is_replaced_ends_first() {
     b.rpc.broker_mut().close(PEER);
     connect(&mut a.rpc, PEER, &mut b.rpc, PEER);
     assert_eq!(a.poll(), 3, "the end of the call, the end of the session, and the new session");
-    assert_eq!(a.results[&call], Err(CallError::SessionEnded(EndReason::Closed)));
+    assert_eq!(a.results[&call], Err(CallError::SessionEnded { peer: PEER, reason: EndReason::Closed }));
     assert_eq!((a.ended.len(), a.opened.len()), (1, 2));
     let echo = a.call(ECHO, b"new");
     poll_until(&mut [&mut a, &mut b], |members| members[0].results.contains_key(&echo));
@@ -582,6 +588,6 @@ fn messages_that_are_no_calls_are_counted() {
     poll_until(&mut [&mut a, &mut b], |members| members[1].rpc.counters().malformed_messages == 3);
     let small = BrokerConfig { slot_size: 8, ..config() };
     let [broker, _] = brokers::<2>(small);
-    let refused = Rpc::new(broker, Config::default()).unwrap_err();
+    let refused = Rpc::new(broker, RpcConfig::default()).unwrap_err();
     assert!(matches!(refused, BrokerError::Config(ConfigError::SlotTooSmall { size: 8, min: 16 })));
 }

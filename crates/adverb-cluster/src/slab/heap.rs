@@ -77,13 +77,13 @@ impl Slot {
     }
 }
 
-impl<T: Clone> Heap<T> {
-    /// The maximum number of partitions.
-    pub(crate) const MAX_PARTITIONS: usize = 1 << 12;
+/// The maximum number of partitions.
+pub(crate) const MAX_PARTITIONS: usize = 1 << 12;
 
-    /// Creates a heap without slabs. The number of partitions is rounded up to a power of two.
+impl<T: Clone> Heap<T> {
+    /// Creates a heap without slabs. The number of partitions, at most [`MAX_PARTITIONS`], is rounded up to a power of two.
     pub(crate) fn new(classes: SizeClasses, partition_count: usize) -> Heap<T> {
-        let count = partition_count.clamp(1, Heap::<T>::MAX_PARTITIONS).next_power_of_two();
+        let count = partition_count.next_power_of_two();
         let partitions = (0..count).map(|_| Padded(Mutex::new(Partition::new(&classes)))).collect();
         let spare = Mutex::new(Spare { slabs: Vec::new(), counts: HeapCounts::default() });
         Heap { classes, partitions, spare }

@@ -20,5 +20,5 @@ mod slot_set;
 mod tests;
 
 pub(crate) use classes::{InvalidLayout, Layout, SizeClasses};
-pub(crate) use heap::{Heap, Slot};
+pub(crate) use heap::{Heap, MAX_PARTITIONS, Slot};
 pub(crate) use partition::ClassCounts;

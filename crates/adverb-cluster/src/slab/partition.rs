@@ -8,8 +8,8 @@ use super::slot_set::SlotSet;
 pub(crate) struct Slab<T> {
     tag: T,
     class: u16,
-    state: State,
-    /// The neighbors in the list of its class, while it is [`State::Listed`].
+    state: SlabState,
+    /// The neighbors in the list of its class, while it is [`SlabState::Listed`].
     previous: u32,
     next: u32,
     slot_count: u32,
@@ -19,7 +19,7 @@ pub(crate) struct Slab<T> {
 
 /// The relation of a slab to the list of its class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum SlabState {
     /// It has free slots and is in the list.
     Listed,
     /// It has no free slots, so it is not in the list.
@@ -88,7 +88,7 @@ impl<T> Slab<T> {
         Slab {
             tag,
             class: 0,
-            state: State::Full,
+            state: SlabState::Full,
             previous: NONE,
             next: NONE,
             slot_count: 0,
@@ -132,7 +132,7 @@ impl<T> Partition<T> {
         list.counts.item_count += 1;
         list.counts.item_bytes += len as u64;
         if slab.used_count == slab.slot_count {
-            slab.state = State::Full;
+            slab.state = SlabState::Full;
             self.unlink(place);
         }
         let slab = self.slabs[place as usize].as_ref()?;
@@ -156,8 +156,8 @@ impl<T> Partition<T> {
         list.counts.item_count -= 1;
         list.counts.item_bytes -= len as u64;
         match slab.state {
-            State::Listed if used_count > 0 => Ok(Freed::Kept),
-            State::Listed => {
+            SlabState::Listed if used_count > 0 => Ok(Freed::Kept),
+            SlabState::Listed => {
                 // A slab that is the last one stays: the slabs before it aren't empty.
                 if list.tail != place {
                     self.unlink(place);
@@ -165,18 +165,18 @@ impl<T> Partition<T> {
                 }
                 Ok(self.count_empty(class))
             }
-            State::Full => {
-                slab.state = State::Listed;
+            SlabState::Full => {
+                slab.state = SlabState::Listed;
                 if used_count == 0 {
                     return Ok(self.link_empty(place, class));
                 }
                 self.link(place, class, End::Front);
                 Ok(Freed::Kept)
             }
-            State::Retiring if used_count == 0 => {
+            SlabState::Retiring if used_count == 0 => {
                 Ok(self.remove_unlisted(place).map_or(Freed::Kept, Freed::Retired))
             }
-            State::Retiring => Ok(Freed::Kept),
+            SlabState::Retiring => Ok(Freed::Kept),
         }
     }
 
@@ -185,7 +185,7 @@ impl<T> Partition<T> {
         slab.class = class;
         slab.slot_count = slot_count;
         slab.used_count = 0;
-        slab.state = State::Listed;
+        slab.state = SlabState::Listed;
         slab.free.fill(slot_count as usize);
         let counts = &mut self.classes[class as usize].counts;
         counts.slab_count += 1;
@@ -234,8 +234,8 @@ impl<T> Partition<T> {
             let Some(slab) = self.slabs[place as usize].as_mut().filter(|slab| matches(&slab.tag)) else {
                 continue;
             };
-            let was_listed = slab.state == State::Listed;
-            slab.state = State::Retiring;
+            let was_listed = slab.state == SlabState::Listed;
+            slab.state = SlabState::Retiring;
             let (used_count, class) = (slab.used_count, slab.class);
             item_count += u64::from(used_count);
             if was_listed {

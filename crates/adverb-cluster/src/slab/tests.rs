@@ -28,7 +28,7 @@ struct ModelSlab {
     offsets: Vec<u32>,
 }
 
-struct Item {
+struct ModelItem {
     slot: Slot,
     tag: Tag,
     len: usize,
@@ -38,12 +38,12 @@ struct Item {
 #[derive(Default)]
 struct Model {
     slabs: BTreeMap<(u32, u32), ModelSlab>,
-    items: Vec<Item>,
+    items: Vec<ModelItem>,
     segment_count: u32,
 }
 
 #[derive(Clone, Debug)]
-enum Step {
+enum SlabStep {
     Alloc { partition: usize, len: usize },
     Free(prop::sample::Index),
     FreeMany { start: prop::sample::Index, count: usize },
@@ -51,15 +51,15 @@ enum Step {
     Withdraw(prop::sample::Index),
 }
 
-fn step() -> impl Strategy<Value = Step> {
-    let alloc = |lens| (0..8usize, lens).prop_map(|(partition, len)| Step::Alloc { partition, len });
+fn step() -> impl Strategy<Value = SlabStep> {
+    let alloc = |lens| (0..8usize, lens).prop_map(|(partition, len)| SlabStep::Alloc { partition, len });
     prop_oneof![
         20 => alloc(0..9000usize),
         20 => alloc(0..600usize),
-        20 => any::<prop::sample::Index>().prop_map(Step::Free),
-        3 => (any::<prop::sample::Index>(), 0..40usize).prop_map(|(start, count)| Step::FreeMany { start, count }),
-        1 => (0..5u32).prop_map(|slab_count| Step::Add { slab_count }),
-        1 => any::<prop::sample::Index>().prop_map(Step::Withdraw),
+        20 => any::<prop::sample::Index>().prop_map(SlabStep::Free),
+        3 => (any::<prop::sample::Index>(), 0..40usize).prop_map(|(start, count)| SlabStep::FreeMany { start, count }),
+        1 => (0..5u32).prop_map(|slab_count| SlabStep::Add { slab_count }),
+        1 => any::<prop::sample::Index>().prop_map(SlabStep::Withdraw),
     ]
 }
 
@@ -99,10 +99,10 @@ impl Model {
         // Slots of one class are either the same or disjoint.
         assert!(slab.class == class && !slab.offsets.contains(&offset), "{slab:?}");
         slab.offsets.push(offset);
-        self.items.push(Item { slot, tag, len, offset });
+        self.items.push(ModelItem { slot, tag, len, offset });
     }
 
-    fn forget(&mut self, item: &Item) {
+    fn forget(&mut self, item: &ModelItem) {
         let slab = self.slabs.get_mut(&item.tag).unwrap();
         slab.offsets.retain(|offset| *offset != item.offset);
     }
@@ -116,7 +116,7 @@ impl Model {
 
     fn free_many(&mut self, heap: &Heap<Tag>, start: usize, count: usize) {
         let end = (start + count).min(self.items.len());
-        let mut items: Vec<Item> = self.items.drain(start..end).collect();
+        let mut items: Vec<ModelItem> = self.items.drain(start..end).collect();
         items.sort_by_key(|item| item.slot.partition());
         let mut rest = &items[..];
         while !rest.is_empty() {
@@ -163,12 +163,12 @@ proptest! {
         model.add(&heap, 4);
         for step in steps {
             match step {
-                Step::Alloc { partition, len } => model.alloc(&heap, partition, len),
-                Step::Free(_) | Step::FreeMany { .. } if model.items.is_empty() => {}
-                Step::Free(index) => model.free(&heap, index.index(model.items.len())),
-                Step::FreeMany { start, count } => model.free_many(&heap, start.index(model.items.len()), count),
-                Step::Add { slab_count } => model.add(&heap, slab_count),
-                Step::Withdraw(segment) => {
+                SlabStep::Alloc { partition, len } => model.alloc(&heap, partition, len),
+                SlabStep::Free(_) | SlabStep::FreeMany { .. } if model.items.is_empty() => {}
+                SlabStep::Free(index) => model.free(&heap, index.index(model.items.len())),
+                SlabStep::FreeMany { start, count } => model.free_many(&heap, start.index(model.items.len()), count),
+                SlabStep::Add { slab_count } => model.add(&heap, slab_count),
+                SlabStep::Withdraw(segment) => {
                     model.withdraw(&heap, segment.index(model.segment_count as usize) as u32);
                 }
             }

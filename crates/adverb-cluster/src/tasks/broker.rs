@@ -56,14 +56,15 @@ impl AsyncBroker {
     ///
     /// # Errors
     ///
-    /// Returns [`BrokerError::Io`] if the descriptor can't be registered.
+    /// Returns [`BrokerError::System`] if the descriptor can't be registered.
     ///
     /// # Panics
     ///
     /// Panics outside a tokio runtime whose I/O and time are enabled.
     pub fn new(broker: Broker) -> Result<AsyncBroker> {
         let action = "registering the descriptor of a broker with tokio";
-        let readiness = Readiness::new(broker.fd()).map_err(|error| BrokerError::Io { action, error })?;
+        let readiness =
+            Readiness::new(broker.fd()).map_err(|source| BrokerError::System { action, source })?;
         Ok(AsyncBroker { broker, readiness })
     }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 
 use super::Readiness;
-use crate::{BrokerError, CallError, CallId, PeerId, PostError, Reply, Rpc, RpcEvent};
+use crate::{BrokerError, CallError, CallId, Execution, PeerId, PostError, Reply, Rpc, RpcEvent};
 
 type Result<T, E = BrokerError> = std::result::Result<T, E>;
 
@@ -26,11 +26,45 @@ pub enum CallerError {
     #[error(transparent)]
     Call(#[from] CallError),
     /// The [`AsyncRpc`] was dropped, or has failed.
-    #[error(
-        "the calls of this thread have stopped\n  hint: `AsyncRpc::run` must run as long as there are calls"
-    )]
+    #[error("the calls of this thread have stopped")]
     Stopped,
 }
+
+impl CallerError {
+    /// Returns whether the peer may have executed the call.
+    pub const fn execution(&self) -> Execution {
+        match self {
+            CallerError::Post(_) => Execution::NotExecuted,
+            CallerError::Call(error) => error.execution(),
+            CallerError::Stopped => Execution::Unknown,
+        }
+    }
+
+    /// Returns an action that may solve the problem, if one is known.
+    pub const fn hint(&self) -> Option<&'static str> {
+        match self {
+            CallerError::Post(error) => error.hint(),
+            CallerError::Call(error) => error.hint(),
+            CallerError::Stopped => Some("`AsyncRpc::run` must run as long as there are calls"),
+        }
+    }
+
+    /// Whether the call expired.
+    pub const fn is_timeout(&self) -> bool {
+        matches!(self, CallerError::Call(error) if error.is_timeout())
+    }
+
+    /// Whether a further call can succeed later: see [`PostError::is_retryable`] and [`CallError::is_retryable`].
+    pub const fn is_retryable(&self) -> bool {
+        match self {
+            CallerError::Post(error) => error.is_retryable(),
+            CallerError::Call(error) => error.is_retryable(),
+            CallerError::Stopped => false,
+        }
+    }
+}
+
+const _: () = assert!(size_of::<CallerError>() <= 64);
 
 /// An [`Rpc`] for a task of tokio: the task [runs](AsyncRpc::run) it, and any task calls with a [`Caller`].
 ///
@@ -149,7 +183,7 @@ impl Caller {
         let Some(timeout) = timeout else { return self.call_until(peer, method, bytes, None).await };
         // A timeout that is too long for the clock is none.
         let call = self.call_until(peer, method, bytes, Instant::now().checked_add(timeout));
-        tokio::time::timeout(timeout, call).await.unwrap_or(Err(CallError::TimedOut.into()))
+        tokio::time::timeout(timeout, call).await.unwrap_or(Err(CallError::TimedOut { peer }.into()))
     }
 
     async fn call_until(
@@ -211,14 +245,14 @@ impl AsyncRpc {
     ///
     /// # Errors
     ///
-    /// Returns [`BrokerError::Io`] if the descriptor can't be registered.
+    /// Returns [`BrokerError::System`] if the descriptor can't be registered.
     ///
     /// # Panics
     ///
     /// Panics outside a tokio runtime whose I/O and time are enabled.
     pub fn new(rpc: Rpc) -> Result<AsyncRpc> {
         let action = "registering the descriptor of a broker with tokio";
-        let readiness = Readiness::new(rpc.fd()).map_err(|error| BrokerError::Io { action, error })?;
+        let readiness = Readiness::new(rpc.fd()).map_err(|source| BrokerError::System { action, source })?;
         let (sender, messages) = mpsc::unbounded_channel();
         let peer = |_| CallerPeer {
             permits: Arc::new(Semaphore::new(MAX_WAITING_CALLS)),

@@ -93,11 +93,11 @@ async fn check_calls() {
     let (failed, ()) = tokio::join!(caller.call(PEER, KEEP, b"", None), async {
         drop(kept.recv().await);
     });
-    assert_eq!(failed, Err(CallerError::Call(CallError::Failed(Failure::NoReply))));
+    assert_eq!(failed, Err(CallerError::Call(CallError::Failed { peer: PEER, source: Failure::NoReply })));
     let expired = caller.call(PEER, KEEP, b"", Some(Duration::from_millis(20))).await;
-    assert_eq!(expired, Err(CallerError::Call(CallError::TimedOut)));
+    assert_eq!(expired, Err(CallerError::Call(CallError::TimedOut { peer: PEER })));
     let too_long = caller.call(PEER, ECHO, &[0; 8192], None).await;
-    assert!(matches!(too_long, Err(CallerError::Post(PostError::TooLong { .. }))));
+    assert!(matches!(too_long, Err(CallerError::Post(PostError::MessageTooLong { .. }))));
     let unknown = caller.call(PeerId(7), ECHO, b"", None).await;
     assert!(matches!(unknown, Err(CallerError::Post(PostError::NotOpen { .. }))));
 }
@@ -143,7 +143,7 @@ async fn a_timeout_includes_the_wait_for_credits() {
         let call = caller.call(PEER, KEEP, &[0; 4000], timeout);
         let expired =
             tokio::time::timeout(TEST_DEADLINE, call).await.expect("the call doesn't wait for ever");
-        assert_eq!(expired, Err(CallerError::Call(CallError::TimedOut)));
+        assert_eq!(expired, Err(CallerError::Call(CallError::TimedOut { peer: PEER })));
     }
     assert!(calls.iter().all(|call| !call.is_finished()), "calls without a timeout wait");
 }

@@ -368,17 +368,19 @@ impl Link {
     ) -> Result<()> {
         let Call { number, method, has_timeout } = call;
         match result {
-            Err(CallError::SessionEnded(_)) => {
+            Err(CallError::SessionEnded { .. }) => {
                 worker.counts.unanswered_calls += 1;
                 return Ok(());
             }
-            Err(CallError::TimedOut) => {
+            Err(CallError::TimedOut { .. }) => {
                 ensure!(has_timeout, "a call without a timeout timed out");
                 worker.counts.unanswered_calls += 1;
                 return Ok(());
             }
-            Err(CallError::Failed(Failure::NoReply)) => ensure!(method == DROP, "the call was dropped"),
-            Err(CallError::Failed(Failure::UnknownMethod)) => {
+            Err(CallError::Failed { source: Failure::NoReply, .. }) => {
+                ensure!(method == DROP, "the call was dropped");
+            }
+            Err(CallError::Failed { source: Failure::UnknownMethod, .. }) => {
                 ensure!(method == UNKNOWN, "the peer doesn't know the method");
             }
             Err(error) => bail!("{error}"),

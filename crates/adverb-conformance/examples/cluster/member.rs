@@ -30,7 +30,7 @@ pub(crate) fn run(settings: Settings) -> Result<()> {
         builder = builder.member(Member::new(index.to_string(), addr.to_string()));
     }
     let cluster = builder.connect_options(options).join(&settings.member.to_string())?;
-    let arena = Arena::builder().identity(settings.member.into(), cluster.epoch());
+    let arena = Arena::builder().member(settings.member.into()).epoch(cluster.epoch());
     let arena = arena.build(cluster.protection_domains())?;
     arena.allocate_segment(8 << 20, Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)?;
     let device = cluster.protection_domains()[0].device().name().to_owned();

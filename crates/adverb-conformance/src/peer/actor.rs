@@ -148,7 +148,7 @@ impl CaseObjects {
     fn post_receives(&mut self, count: u32, len: u32) -> Result<()> {
         for _ in self.qp.outstanding_recv_count()..count.min(DEPTH) {
             let receive = RecvRequest::new(self.store.take(len as usize)?).tag(RECV_TAG);
-            self.qp.post_recv(receive).map_err(adverb::Error::from)?;
+            self.qp.post_recv(receive).map_err(adverb::verbs::Error::from)?;
         }
         Ok(())
     }
@@ -332,7 +332,7 @@ impl CaseObjects {
             Some(recipient) => request.destination(recipient),
             None => request,
         };
-        self.qp.post_send(request).map_err(adverb::Error::from)?;
+        self.qp.post_send(request).map_err(adverb::verbs::Error::from)?;
         Ok(())
     }
 

@@ -2,10 +2,9 @@
 
 use std::net::{IpAddr, UdpSocket};
 
-use adverb::Error;
 use adverb::memory::RemoteMemory;
 use adverb::verbs::{
-    ConnectOptions, Endpoint, Gid, GidType, LinkLayer, PathMtu, Traffic, Transport, Transport::Rc,
+    ConnectOptions, Endpoint, Error, Gid, GidType, LinkLayer, PathMtu, Traffic, Transport, Transport::Rc,
 };
 use anyhow::{Context, Result, ensure};
 
@@ -133,8 +132,11 @@ fn a_connection_from_ipv4_to_ipv6_is_refused_with_a_hint(fixture: &Fixture) -> R
         let left = fixture.pair(Rc).address(ours.ip()).side(None)?;
         let right = fixture.pair(Rc).address(theirs.ip()).side(None)?;
         let error = left.qp.connect(&right.qp.endpoint()).err().context("the call succeeded")?;
-        let helps = error.hint().is_some_and(|hint| hint.contains(&theirs.to_string()));
-        ensure!(helps, "the hint does not name the peer's address: {error}");
+        let text = error.to_string();
+        for gid in [ours, theirs] {
+            ensure!(text.contains(&gid.to_string()), "the error does not name {gid}: {error}");
+        }
+        ensure!(error.hint().is_some(), "the error has no hint: {error}");
     }
     Ok(())
 }

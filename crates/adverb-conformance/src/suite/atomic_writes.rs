@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use adverb::Error;
 use adverb::memory::MemoryRegion;
+use adverb::verbs::Error;
 use adverb::verbs::{
     Access, CompletedOperation, RemoteAddress, SendRequest, Status,
     Transport::{Rc, Uc},

@@ -1,7 +1,6 @@
 //! Several requests with one doorbell.
 
-use adverb::Error;
-use adverb::verbs::{RecvRequest, SendRequest, Transport::Rc};
+use adverb::verbs::{Error, RecvRequest, SendRequest, Transport::Rc};
 use anyhow::{Result, ensure};
 
 use crate::Need;

@@ -1,7 +1,6 @@
 //! Buffers: memory with one owner.
 
-use adverb::Error;
-use adverb::verbs::{RecvRequest, SendRequest};
+use adverb::verbs::{Error, RecvRequest, SendRequest};
 use anyhow::{Context, Result, ensure};
 
 use crate::fixture::{Fixture, READ_WRITE, check, check_equal, fill, pattern, read};

@@ -4,11 +4,10 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use adverb::Error;
 use adverb::verbs::cm::{
     ConnectRequest, Connection, ConnectionEvent, Connector, Listener, Path, RejectReason,
 };
-use adverb::verbs::{CompletionQueue, QpState, QueuePair, RequestId, SendRequest, Status};
+use adverb::verbs::{CompletionQueue, Error, QpState, QueuePair, RequestId, SendRequest, Status};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::Need;
@@ -35,7 +34,7 @@ struct End {
 }
 
 /// Creates a queue pair with a posted receive, and returns them with the completion queue.
-fn queue_pair(path: &Path) -> adverb::Result<(QueuePair, CompletionQueue, RequestId)> {
+fn queue_pair(path: &Path) -> adverb::verbs::Result<(QueuePair, CompletionQueue, RequestId)> {
     let device = path.device()?;
     let domain = device.create_protection_domain()?;
     let completions = device.completion_queue(8).events().create()?;
@@ -45,7 +44,7 @@ fn queue_pair(path: &Path) -> adverb::Result<(QueuePair, CompletionQueue, Reques
 }
 
 impl End {
-    fn connect(connector: &Connector, peer: SocketAddr) -> adverb::Result<End> {
+    fn connect(connector: &Connector, peer: SocketAddr) -> adverb::verbs::Result<End> {
         let mut created = None;
         let connection = connector.connect(peer, |path| {
             let (queue_pair, completions, receiving) = queue_pair(path)?;
@@ -91,7 +90,7 @@ fn connect_to_listener<T>(
     connector: &Connector,
     listener: &Listener,
     serve: impl FnOnce() -> Result<T>,
-) -> Result<(adverb::Result<End>, T)> {
+) -> Result<(adverb::verbs::Result<End>, T)> {
     thread::scope(|scope| {
         let client = scope.spawn(|| End::connect(connector, listener.local_addr()));
         let served = serve();

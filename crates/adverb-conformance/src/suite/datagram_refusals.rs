@@ -1,7 +1,6 @@
 //! Datagrams that are dropped or refused.
 
-use adverb::Error;
-use adverb::verbs::{QpState, SendRequest, Status, Transport::Ud, UdDestination};
+use adverb::verbs::{Error, QpState, SendRequest, Status, Transport::Ud, UdDestination};
 use anyhow::{Result, ensure};
 
 use super::datagrams::{destination_to, exchange, post_receive};

@@ -311,7 +311,7 @@ fn a_full_queue_of_datagrams_arrives(fixture: &Fixture) -> Result<()> {
     let requests = (0..128)
         .map(|seed| Ok(SendRequest::send(pair.left.filled(64, seed)?).destination(&recipient)))
         .collect::<Result<Vec<_>>>()?;
-    pair.left.qp.post_sends(requests).map_err(adverb::Error::from)?;
+    pair.left.qp.post_sends(requests).map_err(adverb::verbs::Error::from)?;
     take(&pair.left.cq, 128)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     check_in_order(messages(pair.right.take_up_to(128)?)?, 0..128)?;
     std::thread::sleep(QUIET_PERIOD);

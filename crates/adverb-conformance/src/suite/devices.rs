@@ -3,8 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use adverb::Error;
-use adverb::verbs::{Device, DeviceEvent, PortState};
+use adverb::verbs::{Device, DeviceEvent, Error, PortState};
 use anyhow::{Context, Result, ensure};
 
 use crate::fixture::{Fixture, QUIET_PERIOD};

@@ -65,7 +65,7 @@ fn objects_may_be_dropped_in_every_order(fixture: &Fixture) -> Result<()> {
         let qp = builder.create()?;
         let region = domain.region(8, READ_WRITE)?;
         let buffer = domain.buffer(8)?;
-        qp.post_recv(domain.buffer(8)?).map_err(adverb::Error::from)?;
+        qp.post_recv(domain.buffer(8)?).map_err(adverb::verbs::Error::from)?;
         let objects: Vec<Box<dyn Any>> = vec![
             Box::new(device),
             Box::new(domain),

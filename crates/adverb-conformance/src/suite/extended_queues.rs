@@ -1,8 +1,7 @@
 //! Extended completion queues, whose completions may have timestamps.
 
-use adverb::Error;
 use adverb::verbs::{
-    Access, ArmFor, CompletedOperation, SendRequest, Status, Transport, Transport::Rc, Transport::Ud,
+    Access, ArmFor, CompletedOperation, Error, SendRequest, Status, Transport, Transport::Rc, Transport::Ud,
 };
 use anyhow::{Context, Result, ensure};
 

@@ -1,8 +1,7 @@
 //! Inline data.
 
-use adverb::Error;
 use adverb::memory::PayloadSegment;
-use adverb::verbs::{SendRequest, Transport, Transport::Rc};
+use adverb::verbs::{Error, SendRequest, Transport, Transport::Rc};
 use anyhow::{Result, ensure};
 
 use crate::fixture::{ALL, Fixture, READ_WRITE, check, check_equal, pattern, read};

@@ -2,8 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use adverb::Error;
-use adverb::verbs::{Gid, Qpn, SendRequest, Transport, Transport::Ud};
+use adverb::verbs::{Error, Gid, Qpn, SendRequest, Transport, Transport::Ud};
 use anyhow::{Context, Result, ensure};
 
 use super::datagrams::post_receive;

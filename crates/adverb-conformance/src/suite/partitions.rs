@@ -1,6 +1,6 @@
 //! Partitions.
 
-use adverb::Error;
+use adverb::verbs::Error;
 use adverb::verbs::{
     SendRequest, Status,
     Transport::{Rc, Ud},

@@ -37,7 +37,7 @@ fn check_all_delivered(fixture: &Fixture, events: bool, count: u64) -> Result<()
     while completed < count {
         let burst = (posted % 61 + 1).min(count - posted).min(64 - (posted - completed));
         let request = |tag| SendRequest::write((), region.remote().at(0)).tag(tag);
-        pair.left.qp.post_sends((posted..posted + burst).map(request)).map_err(adverb::Error::from)?;
+        pair.left.qp.post_sends((posted..posted + burst).map(request)).map_err(adverb::verbs::Error::from)?;
         posted += burst;
         // Sometimes all requests are awaited, so that the poller has time to sleep.
         let max_outstanding = if posted % 7 == 0 || posted == count { 0 } else { 32 };
@@ -109,7 +109,7 @@ fn a_handler_that_panics_loses_no_other_completion(fixture: &Fixture) -> Result<
     let poller = pair.left.cq.poller(handler)?;
     let nowhere = RemoteMemory { addr: 0, rkey: 0, len: 0 };
     let requests = (0..60).map(|tag| SendRequest::write((), nowhere.at(0)).tag(tag));
-    pair.left.qp.post_sends(requests).map_err(adverb::Error::from)?;
+    pair.left.qp.post_sends(requests).map_err(adverb::verbs::Error::from)?;
     for expected in (0..60).filter(|tag| tag % 3 != 0) {
         let tag = tags.recv_timeout(COMPLETION_TIMEOUT).context("a completion is lost")?;
         ensure!(tag == expected, "request {tag} completed instead of {expected}");

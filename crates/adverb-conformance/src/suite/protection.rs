@@ -275,8 +275,11 @@ fn a_receive_into_memory_of_another_domain_is_not_posted(fixture: &Fixture) -> R
     pair.ping()
 }
 
-fn expect_foreign_domain(error: &adverb::Error) -> Result<()> {
-    ensure!(matches!(error, adverb::Error::ForeignDomain { .. }), "refused with another error: {error}");
+fn expect_foreign_domain(error: &adverb::verbs::Error) -> Result<()> {
+    ensure!(
+        matches!(error, adverb::verbs::Error::ForeignDomain { .. }),
+        "refused with another error: {error}"
+    );
     Ok(())
 }
 

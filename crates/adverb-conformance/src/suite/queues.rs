@@ -1,7 +1,6 @@
 //! Send and receive queues: depth and overflow.
 
-use adverb::Error;
-use adverb::verbs::{RecvRequest, SendRequest, Transport::Rc};
+use adverb::verbs::{Error, RecvRequest, SendRequest, Transport::Rc};
 use anyhow::{Result, ensure};
 
 use crate::Need;

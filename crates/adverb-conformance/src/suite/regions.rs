@@ -2,9 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
-use adverb::Error;
 use adverb::memory::{MemoryRegion, Pages};
-use adverb::verbs::{Access, SendRequest};
+use adverb::verbs::{Access, Error, SendRequest};
 use anyhow::{Context, Result, ensure};
 
 use crate::fixture::{Fixture, READ_WRITE, check, check_equal, pattern, read, whole};
@@ -123,7 +122,8 @@ fn inconsistent_access_rights_are_refused(fixture: &Fixture) -> Result<()> {
 
 fn regions_have_their_own_keys(fixture: &Fixture) -> Result<()> {
     let domain = fixture.device.create_protection_domain()?;
-    let regions = (0..32).map(|_| domain.region(64, READ_WRITE)).collect::<adverb::Result<Vec<_>>>()?;
+    let regions =
+        (0..32).map(|_| domain.region(64, READ_WRITE)).collect::<adverb::verbs::Result<Vec<_>>>()?;
     let mut keys: Vec<u32> = regions.iter().map(|region| region.remote().rkey).collect();
     keys.sort_unstable();
     keys.dedup();

@@ -2,9 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
-use adverb::Error;
 use adverb::memory::{MemoryRegion, Pages};
-use adverb::verbs::{Access, SendRequest, Status, Transport::Rc};
+use adverb::verbs::{Access, Error, SendRequest, Status, Transport::Rc};
 use anyhow::{Context, Result, ensure};
 
 use crate::Need;

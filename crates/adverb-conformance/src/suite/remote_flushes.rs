@@ -1,7 +1,7 @@
 //! FLUSH: earlier writes become globally visible or persistent (Annex A19.4).
 
-use adverb::Error;
 use adverb::memory::{MemoryRegion, RemoteMemory};
+use adverb::verbs::Error;
 use adverb::verbs::{
     Access, CompletedOperation, FlushPlacement, SendRequest, Status,
     Transport::{Rc, Uc},

@@ -1,7 +1,6 @@
 //! Reservation of completion queue capacity: a completion queue can't overflow.
 
-use adverb::Error;
-use adverb::verbs::{SendRequest, Transport::Rc};
+use adverb::verbs::{Error, SendRequest, Transport::Rc};
 use anyhow::{Context, Result, ensure};
 
 use crate::fixture::{Fixture, READ_WRITE, take};
@@ -23,7 +22,7 @@ fn make(
     cq: &adverb::verbs::CompletionQueue,
     send: u32,
     recv: u32,
-) -> adverb::Result<adverb::verbs::QueuePair> {
+) -> adverb::verbs::Result<adverb::verbs::QueuePair> {
     let domain = fixture.device.create_protection_domain()?;
     domain.queue_pair(Rc).completion_queue(cq).port(fixture.port.number).depth(send, recv).create()
 }
@@ -50,8 +49,7 @@ fn queue_pairs_share_the_capacity_of_a_completion_queue(fixture: &Fixture) -> Re
         matches!(made, Err(Error::LimitExceeded { .. })),
         "a queue pair beyond the capacity was created: {made:?}"
     );
-    let hint = made.err().and_then(|error| error.hint().map(str::to_owned));
-    ensure!(hint.is_some(), "the error has no hint");
+    ensure!(made.err().is_some_and(|error| error.hint().is_some()), "the error has no hint");
     drop((first, second));
     Ok(())
 }

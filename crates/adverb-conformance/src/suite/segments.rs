@@ -1,8 +1,7 @@
 //! Scatter-gather lists.
 
-use adverb::Error;
 use adverb::memory::{MemoryRegion, Payload, PayloadSegment};
-use adverb::verbs::{RecvRequest, SendRequest, Transport, Transport::Rc};
+use adverb::verbs::{Error, RecvRequest, SendRequest, Transport, Transport::Rc};
 use anyhow::{Context, Result, ensure};
 
 use crate::Need;

@@ -1,10 +1,9 @@
 //! Shared receive queues.
 
-use adverb::Error;
 use adverb::memory::PayloadSegment;
 use adverb::verbs::{
-    CompletionQueue, DeviceEvent, ProtectionDomain, RecvRequest, SendRequest, SharedReceiveQueue, Status,
-    Transport, Transport::Rc,
+    CompletionQueue, DeviceEvent, Error, ProtectionDomain, RecvRequest, SendRequest, SharedReceiveQueue,
+    Status, Transport, Transport::Rc,
 };
 use anyhow::{Context, Result, ensure};
 
@@ -328,7 +327,7 @@ fn a_limit_beyond_the_depth_is_refused(fixture: &Fixture) -> Result<()> {
     let shared = domain.shared_receive_queue(8).create()?;
     // A device may have created a deeper queue than requested.
     let refused = shared.arm(1 << 20);
-    ensure!(matches!(refused, Err(Error::Verb { .. } | Error::LimitExceeded { .. })), "{refused:?}");
+    ensure!(matches!(refused, Err(Error::CallFailed { .. } | Error::LimitExceeded { .. })), "{refused:?}");
     Ok(())
 }
 

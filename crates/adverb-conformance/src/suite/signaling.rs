@@ -94,7 +94,7 @@ fn batches_of_unsignaled_requests_are_returned(fixture: &Fixture) -> Result<()> 
     for _ in 0..10 {
         let batch =
             (0..32).map(|tag| Ok(write(&pair, &region, tag)?.unsignaled())).collect::<Result<Vec<_>>>()?;
-        pair.left.qp.post_sends(batch).map_err(adverb::Error::from)?;
+        pair.left.qp.post_sends(batch).map_err(adverb::verbs::Error::from)?;
         // Signals are forced, so that at least half of the requests complete. Another signaled request completes the
         // rest.
         let mut completions = Vec::new();

@@ -1,7 +1,6 @@
 //! The states of a queue pair.
 
-use adverb::Error;
-use adverb::verbs::{PathMtu, QpState, SendRequest, Status, Transport, Transport::Rc};
+use adverb::verbs::{Error, PathMtu, QpState, SendRequest, Status, Transport, Transport::Rc};
 use anyhow::{Result, ensure};
 
 use crate::fixture::{COMPLETION_TIMEOUT, Fixture, READ_WRITE, check};

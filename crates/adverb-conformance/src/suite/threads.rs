@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use adverb::Error;
-use adverb::verbs::{RecvRequest, SendRequest, Transport::Rc};
+use adverb::verbs::{Error, RecvRequest, SendRequest, Transport::Rc};
 use anyhow::{Context, Result, ensure};
 
 use crate::Need;

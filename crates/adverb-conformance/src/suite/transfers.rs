@@ -65,7 +65,7 @@ pub(super) fn message_beyond_max_size(fixture: &Fixture, transport: Transport) -
     let refused = pair.left.qp.post_send(SendRequest::send(payload));
     let refused = refused.err().context("a message beyond the maximum size was posted")?;
     ensure!(
-        matches!(refused.error, adverb::Error::MessageTooLong { .. }),
+        matches!(refused.error, adverb::verbs::Error::MessageTooLong { .. }),
         "refused with another error: {}",
         refused.error
     );

@@ -187,7 +187,7 @@ fn a_message_to_a_shared_receive_invalidates_too(fixture: &Fixture) -> Result<()
     peer.qp.connect(&owner.qp.endpoint())?;
     let region = region(&owner)?;
     let (window, remote) = bound(&owner, &region, READ_WRITE)?;
-    let receiving = shared.post_recv(owner.buffer(8)?).map_err(adverb::Error::from)?;
+    let receiving = shared.post_recv(owner.buffer(8)?).map_err(adverb::verbs::Error::from)?;
     peer.execute(SendRequest::send_invalidate(peer.buffer(8)?, remote.rkey))?;
     owner.wait(receiving)?.result()?;
     ensure!(!window.is_bound(), "the window is not marked as invalidated");

@@ -222,11 +222,17 @@ impl<B: Buf, R: Region> Connection<B, R> {
             memory.read_ring(region, offset, &mut frames);
             lane.ring.free();
             let events = &mut self.events;
-            let exposed =
-                |name: &str, region| events.push_back(Event::Exposed { name: name.to_owned(), region });
+            let announced = |name: &str, region| {
+                let name = name.to_owned();
+                events.push_back(match region {
+                    Some(region) => Event::Exposed { name, region },
+                    None => Event::Withdrawn { name },
+                });
+            };
             let done = lane.rendezvous_done;
             let max_message_size = self.config.max_message_size;
-            if let Err(violation) = self.recv.take_frames(frames, max_message_size, discards, done, exposed) {
+            if let Err(violation) = self.recv.take_frames(frames, max_message_size, discards, done, announced)
+            {
                 return self.end(EndReason::ProtocolViolation(violation));
             }
             if let RecvState::Closed { .. } = self.recv.state {
@@ -241,7 +247,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
         let is_current = id.lane == self.lane_number;
         let number = match id.target {
             RegisterTarget::Message(number) => number,
-            RegisterTarget::Exposed(index) => return self.set_exposed(index, region, id.lane),
+            RegisterTarget::Exposed(number) => return self.set_exposed(number, region, Some(id.lane)),
             RegisterTarget::Ring => return self.handle_ring_registered(region, is_current, now),
         };
         let is_usable = is_current && matches!(self.phase, Phase::Established { .. });
@@ -275,8 +281,8 @@ impl<B: Buf, R: Region> Connection<B, R> {
                     item.content = Content::Message(payload);
                 }
             }
-            (RegisterTarget::Exposed(index), RegisterMemory::Exposed(region)) => {
-                self.set_exposed(index, region, id.lane.wrapping_sub(1));
+            (RegisterTarget::Exposed(number), RegisterMemory::Exposed(region)) => {
+                self.set_exposed(number, region, None);
             }
             (RegisterTarget::Ring, _) if id.lane != self.lane_number => return,
             _ => {}

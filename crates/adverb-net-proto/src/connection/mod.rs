@@ -47,6 +47,8 @@ pub struct Connection<B, R> {
     replay: Option<Replay<B, R>>,
     /// The regions that this side exposes, in order.
     exposed: Vec<Exposed<R>>,
+    /// The number of regions that were ever exposed.
+    exposed_total: u64,
     /// The number of the current or the last lane.
     lane_number: u32,
     close_deadline: Option<Time>,
@@ -179,6 +181,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
             recv: RecvHalf::new(),
             replay,
             exposed: Vec::new(),
+            exposed_total: 0,
             lane_number: 0,
             close_deadline: None,
             events: VecDeque::new(),

@@ -1,5 +1,7 @@
 //! One-sided access: memory that this side exposes, and operations on the peer's memory.
 
+use std::collections::VecDeque;
+
 use adverb_proto::Time;
 
 use super::{Connection, Next, Phase};
@@ -8,50 +10,111 @@ use crate::frame::{ExposedRegion, Frame, FrameKind, MAX_NAME_LEN, copy};
 use crate::memory::{Buf, Memory, Region};
 use crate::mutation::mutant;
 use crate::recv::RecvState;
+use crate::send::SendState;
 use crate::types::{EndReason, Event, SendError, Tag, Violation};
 
 impl<B: Buf, R: Region> Connection<B, R> {
-    /// Exposes a region, which the driver has registered for the current lane, to the peer. The frame is sent in order
-    /// with the messages. After a resume, the connection announces the region again, before it replays messages.
-    /// [`Event::Release`] returns the region at the end of the connection.
+    /// Exposes a region to the peer, and returns the number of the region. The connection passes the region to
+    /// [`poll_register`](Connection::poll_register) before it announces it, over this lane and each later one. The frame
+    /// is sent in order with the messages; after a resume, before messages are replayed. [`Event::Release`] returns the
+    /// region when it is [withdrawn](Connection::withdraw), or the connection ends.
     ///
     /// # Errors
     ///
-    /// Returns the region with the reason, as for [`send`](Connection::send), or if the name is too long.
-    pub fn expose<M: Memory<Buf = B, Region = R>>(
-        &mut self,
-        memory: &mut M,
-        name: &str,
-        region: R,
-        rights: u8,
-        lane: u32,
-    ) -> Result<(), (SendError, R)> {
-        if let Err(error) = self.check_open().and_then(|_| self.check_replayed()) {
-            return Err((error, region));
-        }
-        if lane != self.lane_number {
-            return Err((SendError::StaleRegion, region));
+    /// Returns the region with the reason if the connection has ended, if either side sends nothing more, or if the name
+    /// is too long.
+    pub fn expose(&mut self, name: &str, region: R, rights: u8) -> Result<u64, (SendError, R)> {
+        match self.check_open() {
+            Ok(_) | Err(SendError::WouldBlock) => {}
+            Err(error) => return Err((error, region)),
         }
         if name.len() > MAX_NAME_LEN {
             return Err((SendError::TooLong { len: name.len() as u64, max: MAX_NAME_LEN as u32 }, region));
         }
-        if !self.add_frame(memory, &expose_frame(name, &region, rights), Tag::Frames, copy(name.as_bytes())) {
-            return Err((SendError::WouldBlock, region));
-        }
-        self.flush();
-        let registration = Registration::Registered { region, lane };
-        self.exposed.push(Exposed { name: name.to_owned(), rights, registration });
-        if let Some((lane, _)) = self.lane_mut() {
-            lane.exposed_count += 1;
-        }
-        Ok(())
+        let number = self.exposed_total;
+        self.exposed_total += 1;
+        let registration = Registration::Registered { region, lane: None };
+        self.exposed.push(Exposed { number, name: name.to_owned(), rights, registration });
+        Ok(number)
     }
 
-    /// Whether a region was not announced over the current lane.
+    /// Whether the frame of the region with this number was taken over the current lane, or the region was withdrawn.
+    pub fn is_announced(&self, number: u64) -> bool {
+        let announced = self.announced_count();
+        self.exposed.iter().skip(announced).all(|item| item.number != number)
+    }
+
+    /// Withdraws the named regions for which `is_withdrawn` returns `true`. It is called with the name of each region,
+    /// and the region unless the driver is registering it. [`Event::Release`] returns the regions at once, and the peer
+    /// is told in order with the messages. Returns whether a region was withdrawn that the peer knows.
+    pub fn withdraw(&mut self, mut is_withdrawn: impl FnMut(&str, Option<&R>) -> bool) -> bool {
+        let announced = self.announced_count();
+        let mut names = VecDeque::new();
+        let mut kept: Vec<Exposed<R>> = Vec::with_capacity(self.exposed.len());
+        let mut kept_announced = 0;
+        for (index, item) in std::mem::take(&mut self.exposed).into_iter().enumerate() {
+            let is_announced = index < announced;
+            if !item.is_named() || !is_withdrawn(&item.name, item.region()) {
+                kept_announced += usize::from(is_announced);
+                // The peer finds this region by the name, and no earlier one.
+                names.retain(|name| !is_announced || !item.is_named() || *name != item.name);
+                kept.push(item);
+                continue;
+            }
+            if is_announced {
+                names.push_back(item.name.clone());
+            }
+            if mutant!(WithdrawnKept) {
+                kept_announced += usize::from(is_announced);
+                kept.push(item);
+            } else {
+                self.events.extend(item.into_region().map(Event::Release));
+            }
+        }
+        self.exposed = kept;
+        let Phase::Established { lane, .. } = &mut self.phase else { return false };
+        let is_known = lane.exposed_count > kept_announced;
+        lane.exposed_count = kept_announced;
+        // A side that closes sends no more frames.
+        if !matches!(self.send.state, SendState::Closing(_)) && !mutant!(WithdrawUnannounced) {
+            lane.withdrawn.append(&mut names);
+        }
+        is_known
+    }
+
+    /// Returns the number of regions that were announced over the current lane.
+    fn announced_count(&self) -> usize {
+        match &self.phase {
+            Phase::Established { lane, .. } => lane.exposed_count,
+            _ => 0,
+        }
+    }
+
+    /// Whether a region, or its withdrawal, was not announced over the current lane.
     pub(super) fn has_unannounced(&self) -> bool {
         match &self.phase {
-            Phase::Established { lane, .. } => lane.exposed_count < self.exposed.len(),
+            Phase::Established { lane, .. } => {
+                lane.exposed_count < self.exposed.len()
+                    || !lane.withdrawn.is_empty() && !mutant!(WithdrawDelayed)
+            }
             _ => !self.exposed.is_empty(),
+        }
+    }
+
+    /// Tells the peer which regions were withdrawn.
+    pub(super) fn take_withdrawn<M: Memory<Buf = B, Region = R>>(&mut self, memory: &mut M) {
+        loop {
+            let Phase::Established { lane, .. } = &mut self.phase else { return };
+            let Some(name) = lane.withdrawn.pop_front() else { return };
+            let kind = FrameKind::Withdraw { name_len: name.len() as u32 };
+            let frame = Frame { kind, immediate: None };
+            if !self.add_frame(memory, &frame, Tag::Frames, copy(name.as_bytes())) {
+                if let Some((lane, _)) = self.lane_mut() {
+                    lane.withdrawn.push_front(name);
+                }
+                return;
+            }
+            self.flush();
         }
     }
 
@@ -61,7 +124,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
             let Phase::Established { lane, .. } = &self.phase else { return };
             let Some(item) = self.exposed.get(lane.exposed_count) else { return };
             let Registration::Registered { region, lane } = &item.registration else { return };
-            if *lane != self.lane_number && !mutant!(StaleRegionExposed) {
+            if *lane != Some(self.lane_number) && !mutant!(StaleRegionExposed) {
                 return;
             }
             let frame = expose_frame(&item.name, region, item.rights);
@@ -76,11 +139,11 @@ impl<B: Buf, R: Region> Connection<B, R> {
         }
     }
 
-    /// Takes a region that was registered for the lane of this number.
-    pub(super) fn set_exposed(&mut self, index: usize, region: R, lane: u32) {
-        match self.exposed.get_mut(index) {
+    /// Takes a region that was registered for the lane of this number, or could not be registered.
+    pub(super) fn set_exposed(&mut self, number: u64, region: R, lane: Option<u32>) {
+        match self.exposed.iter_mut().find(|item| item.number == number) {
             Some(item) => item.registration = Registration::Registered { region, lane },
-            // The connection has ended.
+            // The region was withdrawn, or the connection has ended.
             None => self.events.push_back(Event::Release(region)),
         }
     }

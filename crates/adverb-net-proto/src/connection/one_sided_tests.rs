@@ -8,17 +8,22 @@ impl Pair {
     fn expose(&mut self, side: usize, name: &str) -> Result<(), SendError> {
         let (connection, memory) = self.side(side);
         let region = memory.register(TABLE.to_vec());
-        let lane = connection.lane();
-        connection.expose(memory, name, region, 3, lane).map_err(|(error, region)| {
+        connection.expose(name, region, 3).map(drop).map_err(|(error, region)| {
             memory.release(&region);
             error
         })
     }
 
-    /// Returns the name and the key of each region that the other side has announced to this side.
+    fn withdraw(&mut self, side: usize, name: &str) -> bool {
+        self.side(side).0.withdraw(|exposed, _| exposed == name)
+    }
+
+    /// Returns the name and the key of each region that the other side has announced to this side: the key 0 if it has
+    /// withdrawn the region.
     fn exposed(&self, side: usize) -> Vec<(&str, u32)> {
         let exposed = |event| match event {
             &Event::Exposed { ref name, region } => Some((name.as_str(), region.rkey)),
+            Event::Withdrawn { name } => Some((name.as_str(), 0)),
             _ => None,
         };
         self.events[side].iter().filter_map(exposed).collect()
@@ -35,7 +40,6 @@ fn regions_are_announced_again_before_messages_are_replayed() {
     pair.is_broken = true;
     pair.send(0, b"one").expect("credits");
     pair.run();
-    assert_eq!(pair.expose(0, "late"), Err(SendError::WouldBlock));
     assert_eq!(pair.side(0).0.post_operation(0), Err(SendError::StaleRegion));
     pair.is_broken = false;
     pair.events[1].clear();
@@ -57,11 +61,99 @@ fn a_name_or_region_that_does_not_fit_is_returned() {
     let mut pair = Pair::new(small());
     let name = "x".repeat(MAX_NAME_LEN + 1);
     assert!(matches!(pair.expose(0, &name), Err(SendError::TooLong { len: 65, max: 64 })));
-    let (connection, memory) = pair.side(0);
-    let region = memory.register(TABLE.to_vec());
-    assert!(matches!(connection.expose(memory, "a", region, 1, 7), Err((SendError::StaleRegion, _))));
-    connection.shutdown();
+    pair.side(0).0.shutdown();
     assert_eq!(pair.expose(0, "b"), Err(SendError::Shutdown));
+}
+
+#[test]
+fn a_region_that_is_exposed_without_a_lane_is_announced_over_the_next() {
+    let mut pair = Pair::new(resumable());
+    pair.is_broken = true;
+    pair.send(0, b"zero").expect("credits");
+    pair.run();
+    assert_eq!((pair.side(0).0.phase(), pair.expose(0, "late")), (PhaseKind::Disconnected, Ok(())));
+    assert!(!pair.side(0).0.is_announced(0) && pair.side(0).0.is_announced(1));
+    pair.is_broken = false;
+    let lane = pair.config.lane();
+    assert!(pair.side(0).0.attach(lane, Time::ZERO));
+    pair.run();
+    assert!(pair.side(0).0.is_announced(0));
+    assert!(matches!(pair.exposed(1)[..], [("late", 1..)]));
+}
+
+#[test]
+fn a_withdrawn_region_is_released_at_once_and_announced_over_no_later_lane() {
+    let mut pair = Pair::new(resumable());
+    pair.expose(0, "a").expect("an open connection");
+    pair.expose(0, "b").expect("an open connection");
+    pair.run();
+    assert_eq!(pair.memory[0].regions.len(), 3);
+    assert!(!pair.withdraw(0, "c"));
+    assert!(pair.withdraw(0, "a"));
+    assert!(matches!(pair.side(0).0.poll_event(), Some(Event::Release(_))));
+    assert!(!pair.withdraw(0, "a"));
+    // The peer is told before it receives later messages.
+    assert!(!pair.side(0).0.can_post(1));
+    pair.run();
+    assert!(matches!(pair.exposed(1)[..], [("a", 1..), ("b", 1..), ("a", 0)]));
+    pair.events[1].clear();
+    pair.reconnect();
+    pair.run();
+    assert!(matches!(pair.exposed(1)[..], [("b", 1..)]), "{:?}", pair.exposed(1));
+}
+
+#[test]
+fn a_withdrawal_without_a_lane_is_not_announced() {
+    let mut pair = Pair::new(resumable());
+    pair.expose(0, "a").expect("an open connection");
+    pair.run();
+    pair.events[1].clear();
+    pair.is_broken = true;
+    pair.send(0, b"zero").expect("credits");
+    pair.run();
+    assert!(!pair.withdraw(0, "a"));
+    pair.is_broken = false;
+    let lane = pair.config.lane();
+    assert!(pair.side(0).0.attach(lane, Time::ZERO));
+    pair.run();
+    assert!(pair.exposed(1).is_empty());
+    assert_eq!(pair.recv_bytes(1), b"zero");
+}
+
+#[test]
+fn a_region_that_is_withdrawn_while_it_is_registered_is_released() {
+    let mut pair = Pair::new(small());
+    pair.expose(0, "a").expect("an open connection");
+    let connection = pair.side(0).0;
+    let Register { id, memory } = connection.poll_register().expect("the region");
+    let RegisterMemory::Exposed(region) = memory else { panic!("{memory:?}") };
+    let mut seen = Vec::new();
+    connection.withdraw(|name, region| {
+        seen.push((name.to_owned(), region.is_some()));
+        true
+    });
+    assert_eq!(seen, [("a".to_owned(), false)]);
+    connection.handle_registered(id, region.clone(), Time::ZERO);
+    assert_eq!(connection.poll_event(), Some(Event::Release(region)));
+    assert!(!connection.has_output() || connection.poll_register().is_none());
+}
+
+#[test]
+fn a_name_that_refers_to_a_later_region_is_not_withdrawn() {
+    let mut pair = Pair::new(small());
+    pair.expose(0, "a").expect("an open connection");
+    pair.expose(0, "a").expect("an open connection");
+    pair.run();
+    let mut count = 0;
+    pair.side(0).0.withdraw(|_, _| {
+        count += 1;
+        count == 1
+    });
+    pair.run();
+    assert!(matches!(pair.exposed(1)[..], [("a", 1..), ("a", 1..)]), "{:?}", pair.exposed(1));
+    assert!(pair.withdraw(0, "a"));
+    pair.run();
+    assert!(matches!(pair.exposed(1)[..], [_, _, ("a", 0)]), "{:?}", pair.exposed(1));
 }
 
 #[test]

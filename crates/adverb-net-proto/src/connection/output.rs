@@ -95,6 +95,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
             return Some(post);
         }
         if self.is_behind() {
+            self.take_withdrawn(memory);
             self.take_exposed(memory);
             self.take_replayed(memory);
         }
@@ -362,10 +363,10 @@ impl<B: Buf, R: Region> Connection<B, R> {
             }
             Phase::Established { lane, peer } => {
                 if !mutant!(StaleRegionExposed)
-                    && let Some((index, region)) =
-                        crate::expose::take_stale(&mut self.exposed, lane.exposed_count, lane_number)
+                    && let Some((number, region)) =
+                        crate::expose::take_unregistered(&mut self.exposed, lane.exposed_count, lane_number)
                 {
-                    let id = RegisterId { lane: lane_number, target: RegisterTarget::Exposed(index) };
+                    let id = RegisterId { lane: lane_number, target: RegisterTarget::Exposed(number) };
                     return Some(Register { id, memory: RegisterMemory::Exposed(region) });
                 }
                 let item = self.replay.as_mut()?.queue.front_mut()?;

@@ -5,7 +5,7 @@ use crate::types::RegisterTarget;
 
 impl Pair {
     /// Ends the lane of side 0, and lets it dial again.
-    fn reconnect(&mut self) {
+    pub(super) fn reconnect(&mut self) {
         let now = self.now;
         self.side(0).0.handle_lane_failed(now);
         while self.step(0) {}
@@ -60,9 +60,11 @@ fn an_exposed_region_that_cannot_be_registered_is_released() {
     let mut pair = Pair::new(resumable());
     let (connection, memory) = pair.side(0);
     let region = memory.register(vec![1; 8]);
-    connection.expose(memory, &"x".repeat(MAX_NAME_LEN), region.clone(), 1, 0).expect("credits");
+    connection.expose(&"x".repeat(MAX_NAME_LEN), region.clone(), 1).expect("an open connection");
     assert_eq!(connection.post_operation(1), Err(SendError::StaleRegion));
     pair.run();
+    // The region was registered for the first lane.
+    let region = pair.memory[0].only_region_of(8);
     pair.reconnect();
     pair.resume();
     let connection = pair.side(0).0;

@@ -31,6 +31,14 @@ impl TestMemory {
         TestRegion(RemoteMemory { addr: 0, rkey: self.next_rkey, len })
     }
 
+    /// Returns the region of this length. There is only one.
+    fn only_region_of(&self, len: u64) -> TestRegion {
+        let mut regions = self.regions.iter().filter(|(_, bytes)| bytes.len() as u64 == len);
+        let (rkey, _) = regions.next().expect("a region of this length");
+        assert!(regions.next().is_none());
+        TestRegion(RemoteMemory { addr: 0, rkey: *rkey, len })
+    }
+
     fn release(&mut self, region: &TestRegion) -> Vec<u8> {
         self.regions.remove(&region.0.rkey).expect("the region is registered")
     }

@@ -2,7 +2,8 @@
 
 use std::net::IpAddr;
 
-use adverb_verbs::{Device, Error, Gid, GidType, Result, cm, internal};
+use adverb_verbs::internal::{self, WithCauses};
+use adverb_verbs::{self as verbs, Device, Gid, GidType, cm};
 
 use super::device;
 use crate::options::Options;
@@ -32,11 +33,12 @@ impl ServedDevices {
     ///
     /// # Errors
     ///
-    /// Returns an error if no device has the address, or the device can't be opened.
-    pub(super) fn open(ip: IpAddr, options: &Options) -> Result<ServedDevices> {
+    /// Returns an error if no device has the address, or the device can't be opened. Returns `None` as the error if no
+    /// device exists.
+    pub(super) fn open(ip: IpAddr, options: &Options) -> Result<ServedDevices, Option<verbs::Error>> {
         let ip = ip.to_canonical();
         if options.device.is_some() || !ip.is_unspecified() {
-            return device(ip, options).map(ServedDevices::One);
+            return device(ip, options).map(ServedDevices::One).map_err(Some);
         }
         let mut devices = internal::open_hardware();
         let mut failure = None;
@@ -50,10 +52,10 @@ impl ServedDevices {
         // of other devices reach it.
         devices.extend(internal::software_in_use().into_iter().filter(|device| device.name() != "soft"));
         if devices.is_empty() {
-            return Err(failure.unwrap_or_else(no_device));
+            return Err(failure);
         }
         if let Some(error) = failure {
-            tracing::warn!(%error, "a wildcard listener cannot serve loopback addresses");
+            tracing::warn!(error = %WithCauses(&error), "a wildcard listener cannot serve loopback addresses");
         }
         Ok(ServedDevices::Wildcard(devices.into_iter().map(ServedDevice::new).collect()))
     }
@@ -87,6 +89,15 @@ impl ServedDevices {
         }
     }
 
+    /// Returns the devices.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Device> {
+        let (one, served) = match self {
+            ServedDevices::One(device) => (Some(device), &[][..]),
+            ServedDevices::Wildcard(served) => (None, &served[..]),
+        };
+        one.into_iter().chain(served.iter().map(|served| &served.device))
+    }
+
     /// Whether RDMA hardware with a connection manager is among the devices.
     pub(super) fn has_hardware_manager(&self) -> bool {
         let is_managed =
@@ -107,13 +118,5 @@ impl ServedDevice {
 
     fn addrs(&self) -> impl Iterator<Item = IpAddr> {
         self.gids.iter().map(|gid| gid.udp_addr().ip())
-    }
-}
-
-fn no_device() -> Error {
-    Error::NoDevice {
-        reason: "listening at all addresses failed: no RDMA device exists".to_owned(),
-        hint: "check the output of `ibv_devices`, or enable the feature `soft` for a software device"
-            .to_owned(),
     }
 }

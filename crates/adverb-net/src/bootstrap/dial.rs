@@ -7,13 +7,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use adverb_net_proto::SessionId;
-use adverb_verbs::internal::{Deadline, Watch};
-use adverb_verbs::{Error, Result};
+use adverb_verbs::internal::{Deadline, Watch, WithCauses};
 
 use super::handshake::{FALLBACK_MTU, Handshake};
 use super::{DialChannel, dial_channels, fill_random};
 use crate::driver::{Established, LanePurpose};
-use crate::error::{no_address, not_watched};
+use crate::error::{ConnectError, HandshakeError};
 use crate::options::{Bootstrap, Options};
 
 /// An attempt to connect to one address, over each [`DialChannel`] in turn. No call blocks: [poll](Dial::poll) it when
@@ -28,7 +27,7 @@ pub(crate) struct Dial {
     /// The handshake over the current channel.
     handshake: Option<Handshake>,
     /// The error of the last channel.
-    failure: Option<Error>,
+    failure: Option<ConnectError>,
     watch: Arc<Watch>,
 }
 
@@ -38,7 +37,7 @@ impl Dial {
     /// # Errors
     ///
     /// Returns an error if the process has no file descriptors left, or the system provides no random numbers.
-    pub(crate) fn new(peer: SocketAddr, options: &Options, deadline: Deadline) -> Result<Dial> {
+    pub(crate) fn new(peer: SocketAddr, options: &Options, deadline: Deadline) -> Result<Dial, ConnectError> {
         let session = options.reconnect.map(|_| new_session()).transpose()?;
         Dial::with_purpose(peer, options, LanePurpose::Connect(session), deadline)
     }
@@ -53,8 +52,9 @@ impl Dial {
         options: &Options,
         purpose: LanePurpose,
         deadline: Deadline,
-    ) -> Result<Dial> {
-        let watch = Arc::new(Watch::new().map_err(not_watched)?);
+    ) -> Result<Dial, ConnectError> {
+        let watch = Watch::new().map_err(|error| ConnectError::system("waiting for a peer", error))?;
+        let watch = Arc::new(watch);
         let (options, channels) = dial_channels(peer, options);
         let channels = channels.into_iter();
         Ok(Dial { peer, options, purpose, deadline, channels, handshake: None, failure: None, watch })
@@ -65,7 +65,7 @@ impl Dial {
     /// # Errors
     ///
     /// Returns the error of the last channel if no channel has led to a connection, also when the time is up.
-    pub(crate) fn poll(&mut self, now: Instant) -> Result<Option<Established>> {
+    pub(crate) fn poll(&mut self, now: Instant) -> Result<Option<Established>, ConnectError> {
         loop {
             let polled = match &mut self.handshake {
                 Some(handshake) => handshake.poll(now),
@@ -78,14 +78,19 @@ impl Dial {
                         Err(error) => Err(error),
                     },
                     None => {
-                        let none = || no_address(self.peer, io::Error::other("no address could be tried"));
+                        let none = || {
+                            let source = io::Error::other("no channel could be tried");
+                            ConnectError::Unreachable { peer: self.peer, source }
+                        };
                         return Err(self.failure.take().unwrap_or_else(none));
                     }
                 },
             };
+            let timeout = self.deadline.timeout;
+            let polled = polled.map_err(|error: HandshakeError| error.for_connector(self.peer, timeout));
             match polled {
                 Err(error) if self.must_dial_with_smaller_mtu() => {
-                    tracing::info!(peer = %self.peer, %error, mtu = FALLBACK_MTU.bytes(), "dialing again with a smaller path MTU");
+                    tracing::info!(peer = %self.peer, error = %WithCauses(&error), mtu = FALLBACK_MTU.bytes(), "dialing again with a smaller path MTU");
                     self.options.mtu = FALLBACK_MTU;
                     if let LanePurpose::Connect(Some(session)) = &mut self.purpose {
                         // The listener may have accepted the first dial, and knows its session.
@@ -110,7 +115,7 @@ impl Dial {
             && self.handshake.as_ref().is_some_and(Handshake::has_lost_long_hello)
     }
 
-    fn begin(&self, channel: DialChannel, now: Instant) -> Result<Handshake> {
+    fn begin(&self, channel: DialChannel, now: Instant) -> Result<Handshake, HandshakeError> {
         let (purpose, watch) = (self.purpose.clone(), Arc::clone(&self.watch));
         match channel {
             DialChannel::Tcp => {
@@ -135,25 +140,33 @@ impl AsFd for Dial {
 }
 
 /// Returns the random ID of a new session.
-fn new_session() -> Result<SessionId> {
+fn new_session() -> Result<SessionId, ConnectError> {
     let mut id = SessionId::default();
     fill_random(&mut id)?;
     Ok(id)
 }
 
 /// Whether another channel may succeed after this error: not if the peer has answered, or time is up.
-fn may_try_next_channel(error: &Error) -> bool {
-    match error {
-        Error::HandshakeRejected { .. } => false,
-        Error::Unreachable { error, .. } => error.kind() != io::ErrorKind::TimedOut,
-        _ => true,
-    }
+fn may_try_next_channel(error: &ConnectError) -> bool {
+    !matches!(
+        error,
+        ConnectError::TimedOut { .. }
+            | ConnectError::RdmaUnreachable { .. }
+            | ConnectError::Authentication { .. }
+            | ConnectError::Version { .. }
+            | ConnectError::NotAdverb { .. }
+            | ConnectError::Rejected { .. }
+            | ConnectError::ForeignGid { .. }
+            | ConnectError::ProtocolViolation { .. }
+            | ConnectError::SessionUnknown { .. }
+    )
 }
 
 #[cfg(all(test, feature = "soft", not(loom)))]
 mod tests {
     use super::*;
     use crate::bootstrap::{Accepted, Listening};
+    use crate::error::HandshakeStage;
 
     const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -162,7 +175,7 @@ mod tests {
     }
 
     fn listen() -> Listening {
-        Listening::bind(&["127.0.0.1:0".parse().unwrap()], &options(), |_| None).unwrap()
+        Listening::bind(&["127.0.0.1:0".parse().unwrap()], &options(), &[], |_| None).unwrap()
     }
 
     fn accept(listening: &Listening) -> Option<Arc<crate::driver::Driver>> {
@@ -217,9 +230,12 @@ mod tests {
     fn a_listener_that_has_the_hello_and_does_not_answer_is_not_dialed_again() {
         let listening = listen();
         let (mut dial, now) = dial(&listening);
-        let error = dial.poll(now + TIMEOUT).map(drop).unwrap_err().to_string();
-        assert!(error.contains("its program did not answer within 60s"), "{error}");
-        assert!(error.contains("calls `accept`") && !error.contains("firewall"), "{error}");
+        let error = dial.poll(now + TIMEOUT).map(drop).unwrap_err();
+        let ConnectError::TimedOut { timeout: TIMEOUT, stage: HandshakeStage::Hello, .. } = error else {
+            panic!("{error:?}")
+        };
+        let hint = error.hint().unwrap();
+        assert!(hint.contains("calls `accept`") && !hint.contains("firewall"), "{hint}");
         assert_eq!(dial.options.mtu, Options::new().mtu);
     }
 

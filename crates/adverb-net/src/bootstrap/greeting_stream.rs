@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use crate::protocol::handshake::{Flaw, Greeting, MAX_REASON_LEN, PREFIX_LEN, Prefix};
+use crate::protocol::handshake::{Flaw, Greeting, MAX_MESSAGE_LEN, PREFIX_LEN, Prefix};
 
 /// A TCP connection that carries one greeting in each direction. No call blocks.
 pub(super) struct GreetingStream {
@@ -60,7 +60,7 @@ impl AsFd for GreetingStream {
 
 /// The part of a greeting that has arrived.
 struct GreetingBuffer {
-    bytes: [u8; PREFIX_LEN + MAX_REASON_LEN],
+    bytes: [u8; PREFIX_LEN + MAX_MESSAGE_LEN],
     len: usize,
 }
 
@@ -74,7 +74,7 @@ enum Received<'a> {
 
 impl GreetingBuffer {
     fn new() -> GreetingBuffer {
-        GreetingBuffer { bytes: [0; PREFIX_LEN + MAX_REASON_LEN], len: 0 }
+        GreetingBuffer { bytes: [0; PREFIX_LEN + MAX_MESSAGE_LEN], len: 0 }
     }
 
     fn poll(&mut self) -> Received<'_> {
@@ -100,7 +100,7 @@ impl GreetingBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::handshake::Side;
+    use crate::protocol::handshake::{Refusal, RefusalCode, Side};
 
     /// Feeds bytes in pieces of this length. Returns the greeting, and the number of bytes that were consumed.
     fn feed(bytes: &[u8], piece: usize) -> (Result<Greeting, Flaw>, usize) {
@@ -122,7 +122,8 @@ mod tests {
     #[test]
     fn a_greeting_is_complete_whatever_the_size_of_its_pieces() {
         let side = Side { nonce: Some([7; 32]), ..Side::default() };
-        for greeting in [Greeting::Side(side), Greeting::Refusal("no".to_owned())] {
+        let refusal = Refusal::new(RefusalCode::Internal, "no");
+        for greeting in [Greeting::Side(side), Greeting::Refusal(refusal)] {
             let mut bytes = greeting.emit();
             let len = bytes.len();
             // The bytes that follow are not part of the greeting.

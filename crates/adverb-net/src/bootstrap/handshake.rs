@@ -7,17 +7,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use adverb_verbs::internal::{Deadline, Interest, Watch, start_connect};
-use adverb_verbs::{Device, Endpoint, Error, PathMtu, QueuePair, Result, Transport, cm, internal};
+use adverb_verbs::{self as verbs, Device, Endpoint, PathMtu, QueuePair, Transport, cm, internal};
 
 use super::devices::ServedDevices;
 use super::gid::check_gid;
 use super::greeting_stream::GreetingStream;
-use super::{device, explain, fill_random, refused};
+use super::{device, fill_random};
 use crate::driver::{Established, HelloExchange, Lane, LaneParts, LanePurpose};
-use crate::error::{not_watched, unreachable};
+use crate::error::{ConnectError, HandshakeError, HandshakeStage};
 use crate::key::Role;
 use crate::options::Options;
-use crate::protocol::handshake::{Flaw, Greeting, Side};
+use crate::protocol::handshake::{Flaw, Greeting, Refusal, Side};
 use crate::protocol::proof::{Credentials, Ends, Seal};
 
 /// A handshake, on either side. No call blocks: [poll](Handshake::poll) it when its descriptor is readable, and when
@@ -54,6 +54,8 @@ pub(super) const FALLBACK_MTU: PathMtu = PathMtu::Mtu1024;
 
 /// The interval in which a handshake checks whether the old lane of a resuming connection has drained.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+type Result<T, E = HandshakeError> = std::result::Result<T, E>;
 
 enum Phase {
     /// Connector: the kernel establishes the TCP connection.
@@ -103,7 +105,8 @@ impl Handshake {
         now: Instant,
         watch: Arc<Watch>,
     ) -> Result<Handshake> {
-        let stream = start_connect(peer).map_err(|error| unreachable(peer, error))?;
+        let stream =
+            start_connect(peer).map_err(|error| ConnectError::tcp(peer, HandshakeStage::Tcp, error))?;
         watch.add_as(stream.as_fd(), Interest::Write, 0).map_err(not_watched)?;
         Ok(Handshake::new(Phase::TcpConnecting(stream), peer, options, purpose, deadline, now, watch))
     }
@@ -141,7 +144,8 @@ impl Handshake {
         now: Instant,
     ) -> Result<Handshake> {
         let watch = Watch::new().map_err(not_watched)?;
-        let stream = GreetingStream::new(stream).map_err(|error| unreachable(peer, error))?;
+        let stream = GreetingStream::new(stream)
+            .map_err(|error| ConnectError::tcp(peer, HandshakeStage::Greeting, error))?;
         watch.add(stream.as_fd()).map_err(not_watched)?;
         let phase = Phase::AwaitingGreeting(stream, devices);
         let deadline = Deadline::after(now, options.connect_timeout);
@@ -158,14 +162,12 @@ impl Handshake {
     ) -> Result<Handshake> {
         let watch = Watch::new().map_err(not_watched)?;
         let peer = request.path().peer_addr();
-        let checked =
-            check_connector(peer, Greeting::parse(request.private_data()), options).and_then(|checked| {
-                if checked.1.endpoint.is_some() {
-                    return Err(refused(peer, &Flaw::Malformed));
-                }
-                let device = devices.on_path(request.path()).map_err(|flaw| refused(peer, &flaw))?;
-                Ok((device, checked))
-            });
+        let checked = check_connector(Greeting::parse(request.private_data()), options).and_then(|checked| {
+            if checked.1.endpoint.is_some() {
+                return Err(Flaw::Malformed.into());
+            }
+            Ok((devices.on_path(request.path())?, checked))
+        });
         match checked {
             Ok((device, (credentials, connector_side))) => {
                 let phase = accept(request, device, credentials, connector_side, options, &watch)?;
@@ -174,7 +176,7 @@ impl Handshake {
             }
             Err(error) => {
                 // The rejection is lost if the peer has aborted meanwhile.
-                let _ = request.reject(&refusal(&error).emit());
+                let _ = request.reject(&Greeting::Refusal(error.refusal()).emit());
                 Err(error)
             }
         }
@@ -219,12 +221,8 @@ impl Handshake {
     }
 
     /// Returns the error of a handshake that a listener drops before its time is up.
-    pub(super) fn silence_error(&self, now: Instant) -> Error {
-        let message = format!(
-            "the peer sent nothing for {:?}, and the listener needs its place for other peers",
-            self.silence(now)
-        );
-        self.unfinished(io::Error::new(io::ErrorKind::TimedOut, message))
+    pub(super) fn silence_error(&self, now: Instant) -> HandshakeError {
+        ConnectError::TimedOut { peer: self.peer, timeout: self.silence(now), stage: self.stage() }.into()
     }
 
     /// Makes progress. Returns the connection once it is established.
@@ -245,8 +243,8 @@ impl Handshake {
 
     /// Advances the current phase.
     fn advance(&mut self, now: Instant) -> Result<Progress> {
-        let peer = self.peer;
-        let unreachable = |error| unreachable(peer, error);
+        let (peer, stage) = (self.peer, self.stage());
+        let unreachable = |error| ConnectError::tcp(peer, stage, error);
         match std::mem::replace(&mut self.phase, Phase::Finished) {
             Phase::TcpConnecting(stream) => {
                 if !is_connected(&stream).map_err(unreachable)? {
@@ -269,7 +267,7 @@ impl Handshake {
                 let answered = self.answer(&mut stream, &devices, greeting);
                 if let Err(error) = &answered {
                     // The refusal is lost if the peer has aborted meanwhile.
-                    let _ = stream.send(&refusal(error));
+                    let _ = stream.send(&Greeting::Refusal(error.refusal()));
                 }
                 self.connected(answered?, Channel::Tcp(stream), now)
             }
@@ -278,12 +276,11 @@ impl Handshake {
                     return self.wait(Phase::AwaitingAnswer(stream, prepared));
                 };
                 let (parts, queue_pair, credentials) = *prepared;
-                let answer = side(peer, greeting)?;
-                let listener = answer.endpoint.ok_or_else(|| refused(peer, &Flaw::Malformed))?;
-                let checked = check_gid(listener.gid, peer.ip(), &queue_pair, &self.options);
-                checked.map_err(|flaw| refused(peer, &flaw))?;
+                let answer = side(greeting)?;
+                let listener = answer.endpoint.ok_or(Flaw::Malformed)?;
+                check_gid(listener.gid, peer.ip(), &queue_pair, &self.options)?;
                 let ends = Ends { connector: endpoint(&queue_pair, &self.options), listener };
-                let seal = credentials.verify_answer(&answer, &ends).map_err(|flaw| refused(peer, &flaw))?;
+                let seal = credentials.verify_answer(&answer, &ends)?;
                 let listener = connect(&queue_pair, listener, &self.options)?;
                 let lane = Lane::new(parts, queue_pair, Some(listener), None, seal);
                 let exchange = HelloExchange::begin(lane, &self.purpose)?;
@@ -308,12 +305,12 @@ impl Handshake {
                 };
                 let (parts, credentials) = *prepared;
                 let (queue_pair, cm_handle, listener, private_data) = internal::into_parts(connection);
-                let answer = side(peer, Greeting::parse(&private_data))?;
+                let answer = side(Greeting::parse(&private_data))?;
                 let (Some(listener), None) = (listener, answer.endpoint) else {
-                    return Err(refused(peer, &Flaw::Malformed));
+                    return Err(Flaw::Malformed.into());
                 };
                 let ends = Ends::by_manager(queue_pair.endpoint(), listener);
-                let seal = credentials.verify_answer(&answer, &ends).map_err(|flaw| refused(peer, &flaw))?;
+                let seal = credentials.verify_answer(&answer, &ends)?;
                 let lane = Lane::new(parts, queue_pair, Some(listener), Some(cm_handle), seal);
                 self.connected(HelloExchange::begin(lane, &self.purpose)?, Channel::Cm, now)
             }
@@ -384,18 +381,15 @@ impl Handshake {
         greeting: Result<Greeting, Flaw>,
     ) -> Result<HelloExchange> {
         let peer = self.peer;
-        let (credentials, connector_side) = check_connector(peer, greeting, &self.options)?;
-        let connector = connector_side.endpoint.ok_or_else(|| refused(peer, &Flaw::Malformed))?;
-        let unreachable = |error| unreachable(peer, error);
+        let (credentials, connector_side) = check_connector(greeting, &self.options)?;
+        let connector = connector_side.endpoint.ok_or(Flaw::Malformed)?;
+        let unreachable = |error| ConnectError::tcp(peer, HandshakeStage::Greeting, error);
         let local = stream.local_ip().map_err(unreachable)?;
-        let device = devices.at(local).map_err(|flaw| refused(peer, &flaw))?;
-        let (parts, queue_pair) = parts(device, local, peer, &self.options)?;
-        let checked = check_gid(connector.gid, peer.ip(), &queue_pair, &self.options);
-        checked.map_err(|flaw| refused(peer, &flaw))?;
+        let (parts, queue_pair) = parts(devices.at(local)?, local, peer, &self.options)?;
+        check_gid(connector.gid, peer.ip(), &queue_pair, &self.options)?;
         let listener = endpoint(&queue_pair, &self.options);
-        let answered =
-            credentials.listener_greeting(&connector_side, Some(listener), &Ends { connector, listener });
-        let (answer, seal) = answered.map_err(|flaw| refused(peer, &flaw))?;
+        let (answer, seal) =
+            credentials.listener_greeting(&connector_side, Some(listener), &Ends { connector, listener })?;
         let connector = connect(&queue_pair, connector, &self.options)?;
         stream.send(&answer).map_err(unreachable)?;
         HelloExchange::begin(Lane::new(parts, queue_pair, Some(connector), None, seal), &self.purpose)
@@ -431,19 +425,12 @@ impl Handshake {
         Ok(Progress::Next)
     }
 
-    fn timed_out(&mut self) -> Error {
-        match std::mem::replace(&mut self.phase, Phase::Finished) {
-            Phase::AwaitingHello(exchange, channel) => return self.lost_hello(&exchange, &channel),
-            phase => self.phase = phase,
+    fn timed_out(&mut self) -> HandshakeError {
+        let stage = self.stage();
+        if let Phase::AwaitingHello(exchange, channel) = std::mem::replace(&mut self.phase, Phase::Finished) {
+            return self.lost_hello(&exchange, &channel);
         }
-        let timeout = self.deadline.timeout;
-        let message = match &self.phase {
-            Phase::AwaitingAnswer(..) | Phase::AwaitingGreeting(..) => {
-                format!("the peer accepted TCP, but sent no greeting within {timeout:?}")
-            }
-            _ => format!("no answer within {timeout:?}"),
-        };
-        self.unfinished(io::Error::new(io::ErrorKind::TimedOut, message))
+        ConnectError::TimedOut { peer: self.peer, timeout: self.deadline.timeout, stage }.into()
     }
 
     /// Whether the handshake has failed because hellos of more than [`FALLBACK_MTU`] did not arrive.
@@ -457,13 +444,13 @@ impl Handshake {
     }
 
     /// Returns the error of a handshake whose hellos did not arrive in time.
-    fn lost_hello(&mut self, exchange: &HelloExchange, channel: &Channel) -> Error {
+    fn lost_hello(&mut self, exchange: &HelloExchange, channel: &Channel) -> HandshakeError {
+        let (peer, timeout) = (self.peer, self.end.timeout);
         if is_unanswered(exchange, channel) {
-            return self.unanswered();
+            return ConnectError::TimedOut { peer, timeout, stage: HandshakeStage::Hello }.into();
         }
         self.has_lost_long_hello = has_long_hello(exchange);
         let lane = exchange.lane();
-        let works = if matches!(channel, Channel::Cm) { "" } else { "TCP works, but " };
         let packets = match (exchange.role(), lane.udp_addrs()) {
             (_, Some((_, from))) if matches!(channel, Channel::ClosedByListener) => format!(
                 "the listener's first RoCE packet to {from} (UDP) did not arrive in time, or the listener has aborted"
@@ -476,64 +463,24 @@ impl Handshake {
             (Role::Listener, Some((_, from))) => format!("no RoCE packet arrived at {from} (UDP) in time"),
             (_, None) => "RoCE packets did not arrive in time".to_owned(),
         };
-        let hint = match lane.is_software() {
-            true => {
-                "let the firewalls of both hosts and of the network pass UDP port 4791 in both directions; `adverb doctor` \
-                 finds a rule of this host"
+        let source = io::Error::new(io::ErrorKind::TimedOut, packets);
+        ConnectError::RdmaUnreachable { peer, is_software: lane.is_software(), source }.into()
+    }
+
+    fn aborted_by_peer(&self) -> HandshakeError {
+        ConnectError::Aborted { peer: self.peer, stage: self.stage() }.into()
+    }
+
+    /// Returns the step that the peer has not finished.
+    fn stage(&self) -> HandshakeStage {
+        match &self.phase {
+            Phase::TcpConnecting(_) => HandshakeStage::Tcp,
+            Phase::AwaitingGreeting(..) | Phase::AwaitingAnswer(..) => HandshakeStage::Greeting,
+            Phase::ResolvingRoute(..) | Phase::CmConnecting(..) | Phase::CmAccepting(..) => {
+                HandshakeStage::ConnectionManager
             }
-            false => {
-                "check the path between the two RDMA devices and the state of the peer's device; an RDMA device's \
-                 packets bypass the firewall of its host"
-            }
-        };
-        Error::Unreachable {
-            peer: self.peer,
-            stage: "exchanging the first packets over RDMA",
-            error: io::Error::new(io::ErrorKind::TimedOut, format!("{works}{packets}")),
-            hint: hint.into(),
+            Phase::AwaitingHello(..) | Phase::Finished => HandshakeStage::Hello,
         }
-    }
-
-    /// Returns the error of a handshake whose listener has this side's hello, and does not answer.
-    fn unanswered(&self) -> Error {
-        let timeout = self.end.timeout;
-        let message = format!(
-            "the listener's device has this side's hello, but its program did not answer within {timeout:?}"
-        );
-        Error::Unreachable {
-            peer: self.peer,
-            stage: "waiting for the listener's hello",
-            error: io::Error::new(io::ErrorKind::TimedOut, message),
-            hint: "check that the listener's program calls `accept` in time, or raise `Options::connect_timeout`".into(),
-        }
-    }
-
-    fn aborted_by_peer(&self) -> Error {
-        self.unfinished(io::Error::new(io::ErrorKind::ConnectionReset, "the peer closed the connection"))
-    }
-
-    fn unfinished(&self, error: io::Error) -> Error {
-        let (stage, hint) = match (&self.phase, &self.options.key) {
-            (Phase::TcpConnecting(_), _) => return unreachable(self.peer, error),
-            (Phase::AwaitingGreeting(..), _) => {
-                ("waiting for the connector's greeting", "check which program connects to this port")
-            }
-            (Phase::AwaitingAnswer(..), _) => (
-                "waiting for the listener's greeting",
-                "check that the program at this port is an Adverb listener, and that it calls `accept`",
-            ),
-            (Phase::ResolvingRoute(..) | Phase::CmConnecting(..) | Phase::CmAccepting(..), _) => (
-                "connecting by the connection manager",
-                "check that a listener has this address and port, and that the network passes UDP port 4791",
-            ),
-            (Phase::AwaitingHello(..) | Phase::Finished, Some(_)) => {
-                ("waiting for the peer's hello", "check that both sides have the same `Options::key`")
-            }
-            (Phase::AwaitingHello(..) | Phase::Finished, None) => {
-                ("waiting for the peer's hello", "the peer's error or log has the cause")
-            }
-        };
-        Error::Unreachable { peer: self.peer, stage, error, hint: hint.into() }
     }
 }
 
@@ -574,9 +521,9 @@ fn accept(
             seal = Ok(new_seal);
             answer
         });
-        greeting.unwrap_or_else(|flaw| Greeting::Refusal(explain(&flaw))).emit()
+        greeting.unwrap_or_else(|flaw| Greeting::Refusal(Refusal::from(&flaw))).emit()
     })?;
-    let seal = seal.map_err(|flaw| refused(peer, &flaw))?;
+    let seal = seal?;
     watch.add(connecting.as_fd()).map_err(not_watched)?;
     Ok(Phase::CmAccepting(connecting, Box::new((parts, seal))))
 }
@@ -589,7 +536,7 @@ fn endpoint(queue_pair: &QueuePair, options: &Options) -> Endpoint {
 }
 
 /// Connects a queue pair to the peer's. Returns the peer's endpoint with the path MTU of the connection.
-fn connect(queue_pair: &QueuePair, mut peer: Endpoint, options: &Options) -> Result<Endpoint> {
+fn connect(queue_pair: &QueuePair, mut peer: Endpoint, options: &Options) -> Result<Endpoint, verbs::Error> {
     let own = endpoint(queue_pair, options);
     let mtu = peer.common_mtu(PathMtu::at_most(own.mtu.into()).unwrap_or(PathMtu::Mtu256));
     queue_pair.connect_with(&peer, &LaneParts::connect_options(options).mtu(mtu))?;
@@ -608,23 +555,18 @@ fn has_long_hello(exchange: &HelloExchange) -> bool {
 }
 
 /// Returns the side that a greeting describes, unless it is a refusal.
-fn side(peer: SocketAddr, greeting: Result<Greeting, Flaw>) -> Result<Side> {
-    match greeting {
-        Ok(Greeting::Side(side)) => Ok(side),
-        Ok(Greeting::Refusal(reason)) => Err(Error::HandshakeRejected { peer, reason }),
-        Err(flaw) => Err(refused(peer, &flaw)),
+fn side(greeting: Result<Greeting, Flaw>) -> Result<Side> {
+    match greeting? {
+        Greeting::Side(side) => Ok(side),
+        Greeting::Refusal(refusal) => Err(HandshakeError::Refused(refusal)),
     }
 }
 
 /// Returns the side that a connector's greeting describes, and the credentials of the answer, if both sides have a key
 /// or neither has.
-fn check_connector(
-    peer: SocketAddr,
-    greeting: Result<Greeting, Flaw>,
-    options: &Options,
-) -> Result<(Credentials, Side)> {
-    let (credentials, connector_side) = (credentials(options)?, side(peer, greeting)?);
-    credentials.check_key_presence(&connector_side).map_err(|flaw| refused(peer, &flaw))?;
+fn check_connector(greeting: Result<Greeting, Flaw>, options: &Options) -> Result<(Credentials, Side)> {
+    let (credentials, connector_side) = (credentials(options)?, side(greeting)?);
+    credentials.check_key_presence(&connector_side)?;
     Ok((credentials, connector_side))
 }
 
@@ -642,7 +584,7 @@ fn parts(
     local: IpAddr,
     peer: SocketAddr,
     options: &Options,
-) -> Result<(LaneParts, QueuePair)> {
+) -> Result<(LaneParts, QueuePair), verbs::Error> {
     LaneParts::new(device, peer, options, |domain| {
         let builder = domain.queue_pair(Transport::Rc);
         // The peer has dialed this address, or was dialed from it. The device may have other addresses only.
@@ -656,29 +598,21 @@ fn parts_for(
     path: &cm::Path,
     peer: SocketAddr,
     options: &Options,
-) -> Result<(LaneParts, QueuePair)> {
+) -> Result<(LaneParts, QueuePair), verbs::Error> {
     LaneParts::new(device, peer, options, |domain| path.queue_pair(domain))
 }
 
-/// Returns the refusal that a listener sends to a peer whose handshake has failed.
-fn refusal(error: &Error) -> Greeting {
-    Greeting::Refusal(match error {
-        Error::HandshakeRejected { reason, .. } => reason.clone(),
-        // An unauthenticated peer must not learn about the state of this machine.
-        _ => "the listener could not establish the connection; its log has the cause".to_owned(),
-    })
+/// Returns the error of a descriptor that can't be watched.
+fn not_watched(error: io::Error) -> HandshakeError {
+    HandshakeError::system("waiting for a peer", error)
 }
 
-/// Returns the error for a rejection by the peer's connection manager: the reason of the listener, if it has sent a
-/// refusal.
-fn parse_refusal(error: Error) -> Error {
-    match error {
-        Error::CmRejected { peer, reason: cm::RejectReason::ConsumerReject, ref private_data, .. } => {
-            match Greeting::parse(private_data) {
-                Ok(Greeting::Refusal(reason)) => Error::HandshakeRejected { peer, reason },
-                _ => error,
-            }
-        }
-        error => error,
+/// Returns the error for a rejection by the peer's connection manager: the listener's refusal, if it has sent one.
+fn parse_refusal(error: verbs::Error) -> HandshakeError {
+    if let verbs::Error::CmRejected { reason: cm::RejectReason::ConsumerReject, private_data, .. } = &error
+        && let Ok(Greeting::Refusal(refusal)) = Greeting::parse(private_data)
+    {
+        return HandshakeError::Refused(refusal);
     }
+    error.into()
 }

@@ -8,23 +8,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use adverb_verbs::internal::{Interest, OwnerProcess, Watch};
-use adverb_verbs::{Error, Result, cm, internal};
+use adverb_verbs::internal::{Interest, OwnerProcess, Watch, WithCauses};
+use adverb_verbs::{self as verbs, cm, internal};
 use parking_lot::Mutex;
 
 use super::devices::ServedDevices;
 use super::handshake::Handshake;
 use super::log::FailureLog;
 use super::sources::Sources;
-use crate::driver::{Driver, Established, FindSession, LaneParts, LanePurpose};
-use crate::error::{DESCRIPTORS_HINT, not_bound, not_watched, verb_error};
+use crate::driver::{Driver, Established, FindSession, LaneParts, LanePurpose, register_exposures};
+use crate::error::{AcceptError, BindError, ExposeError, HandshakeError, os_error};
 use crate::options::{Bootstrap, Options};
+use crate::shared_region::Exposure;
 
 /// The state that a listener of either API shares with the redialer. It can be stopped and started again.
 pub(crate) struct Listening {
     owner: OwnerProcess,
     address: SocketAddr,
     options: Options,
+    exposures: Arc<[Exposure]>,
     find: FindSession,
     devices: Arc<ServedDevices>,
     acceptor: Mutex<Option<Acceptor>>,
@@ -73,7 +75,10 @@ impl AsFd for AcceptFd {
 
 /// The sockets of a listener, and the pending handshakes. Handshakes do not delay each other.
 struct Acceptor {
+    address: SocketAddr,
     find: FindSession,
+    /// The regions that each peer gets.
+    exposures: Arc<[Exposure]>,
     devices: Arc<ServedDevices>,
     tcp: Option<TcpListener>,
     manager: Option<cm::Listener>,
@@ -92,6 +97,9 @@ struct Acceptor {
     _stop: PipeWriter,
 }
 
+/// A peer that has connected, and the handshake with it.
+type Incoming = (SocketAddr, Result<Handshake, HandshakeError>);
+
 /// The token of the sockets; the tokens of handshakes are greater.
 const SOCKETS: u64 = 0;
 /// Maximum number of pending handshakes, and of connections that no call has accepted. The kernel queues further peers.
@@ -102,26 +110,42 @@ const MAX_SILENCE: Duration = Duration::from_secs(1);
 const PORT_ATTEMPTS: usize = 16;
 
 impl Listening {
-    /// Listens at the first of the addresses that is available. `find` returns the connection of a peer that reconnects.
-    pub(crate) fn bind(addresses: &[SocketAddr], options: &Options, find: FindSession) -> Result<Listening> {
+    /// Listens at the first of the addresses that is available, and exposes regions to each peer. There is at least one
+    /// address. `find` returns the connection of a peer that reconnects.
+    pub(crate) fn bind(
+        addresses: &[SocketAddr],
+        options: &Options,
+        exposures: &[Exposure],
+        find: FindSession,
+    ) -> Result<Listening, BindError> {
         options.check()?;
-        let mut failure = None;
-        for address in addresses {
-            match Listening::at(*address, options, find) {
-                Ok(listening) => return Ok(listening),
-                Err(error) => failure = Some(error),
-            }
+        let mut bound = Listening::at(addresses[0], options, exposures, find);
+        for address in &addresses[1..] {
+            bound = bound.or_else(|_| Listening::at(*address, options, exposures, find));
         }
-        Err(failure
-            .unwrap_or_else(|| not_bound("this host name", io::Error::other("the host name has no address"))))
+        bound
     }
 
-    fn at(address: SocketAddr, options: &Options, find: FindSession) -> Result<Listening> {
-        let options = options.clone();
-        let devices = Arc::new(ServedDevices::open(address.ip(), &options)?);
+    fn at(
+        address: SocketAddr,
+        options: &Options,
+        exposures: &[Exposure],
+        find: FindSession,
+    ) -> Result<Listening, BindError> {
+        let (mut options, exposures) = (options.clone(), Arc::<[Exposure]>::from(exposures));
+        if !exposures.is_empty() {
+            options.share_domain();
+        }
+        let devices =
+            ServedDevices::open(address.ip(), &options).map_err(|error| no_device(address, error))?;
+        let devices = Arc::new(devices);
+        // Registering takes long, so it does not wait until a peer connects.
+        for device in devices.iter() {
+            register_exposures(device, address, &options, &exposures)?;
+        }
         let mut attempt = 0;
         loop {
-            match Acceptor::open(address, &options, find, &devices) {
+            match Acceptor::open(address, &options, &exposures, find, &devices) {
                 Ok((acceptor, address)) => {
                     let (acceptor, accepting) = (Mutex::new(Some(acceptor)), AtomicUsize::new(0));
                     let (sources, owner) = (Mutex::new(Sources::new()), OwnerProcess::current());
@@ -129,6 +153,7 @@ impl Listening {
                         owner,
                         address,
                         options,
+                        exposures,
                         find,
                         devices,
                         acceptor,
@@ -136,10 +161,10 @@ impl Listening {
                         accepting,
                     });
                 }
-                Err(error) if address.port() != 0 || attempt == PORT_ATTEMPTS || !is_in_use(&error) => {
-                    return Err(error);
+                Err(BindError::AddrInUse { .. }) if address.port() == 0 && attempt < PORT_ATTEMPTS => {
+                    attempt += 1;
                 }
-                Err(_) => attempt += 1,
+                Err(error) => return Err(error),
             }
         }
     }
@@ -171,7 +196,7 @@ impl Listening {
                     return ServeResult::Wait(Arc::clone(&acceptor.accept_fd), acceptor.time_left(now));
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "could not accept a connection");
+                    tracing::debug!(error = %WithCauses(&error), "could not accept a connection");
                     return ServeResult::Skipped;
                 }
             }
@@ -183,12 +208,11 @@ impl Listening {
     /// # Errors
     ///
     /// Returns an error if the listener is stopped, or the system cannot accept another connection.
-    pub(crate) fn poll(&self, _: &Accepting<'_>) -> Result<Accepted> {
+    pub(crate) fn poll(&self, _: &Accepting<'_>) -> Result<Accepted, AcceptError> {
         let now = Instant::now();
         let mut acceptor = self.acceptor.lock();
         let Some(acceptor) = &mut *acceptor else {
-            let error = io::Error::other("the listener is stopped");
-            return Err(verb_error("accepting a connection", error, "call `start` to listen again"));
+            return Err(AcceptError::Stopped { address: self.address });
         };
         let connected = acceptor.connected.pop_front();
         match connected
@@ -204,10 +228,12 @@ impl Listening {
     }
 
     /// Listens again at the same address.
-    pub(crate) fn start(&self) -> Result<()> {
+    pub(crate) fn start(&self) -> Result<(), BindError> {
         let mut acceptor = self.acceptor.lock();
         if acceptor.is_none() {
-            *acceptor = Some(Acceptor::open(self.address, &self.options, self.find, &self.devices)?.0);
+            *acceptor = Some(
+                Acceptor::open(self.address, &self.options, &self.exposures, self.find, &self.devices)?.0,
+            );
         }
         Ok(())
     }
@@ -236,18 +262,18 @@ impl Acceptor {
     fn open(
         address: SocketAddr,
         options: &Options,
+        exposures: &Arc<[Exposure]>,
         find: FindSession,
         devices: &Arc<ServedDevices>,
-    ) -> Result<(Acceptor, SocketAddr)> {
-        let (watch, (reader, writer)) =
-            (Watch::new().map_err(not_watched)?, io::pipe().map_err(not_watched)?);
+    ) -> Result<(Acceptor, SocketAddr), BindError> {
+        let failed = |error| BindError::socket(address, error);
+        let (watch, (reader, writer)) = (Watch::new().map_err(failed)?, io::pipe().map_err(failed)?);
         let (tcp, address) = match options.bootstrap {
             Bootstrap::ConnectionManager => (None, address),
             Bootstrap::Auto | Bootstrap::Tcp => {
-                let not_bound = |error| not_bound(address, error);
-                let tcp = TcpListener::bind(address).map_err(not_bound)?;
-                tcp.set_nonblocking(true).map_err(not_bound)?;
-                let address = tcp.local_addr().map_err(not_bound)?;
+                let tcp = TcpListener::bind(address).map_err(failed)?;
+                tcp.set_nonblocking(true).map_err(failed)?;
+                let address = tcp.local_addr().map_err(failed)?;
                 (Some(tcp), address)
             }
         };
@@ -255,9 +281,9 @@ impl Acceptor {
             Bootstrap::ConnectionManager => Some(listen(address, options, devices)?),
             Bootstrap::Auto if has_manager(address, devices) => match listen(address, options, devices) {
                 Ok(manager) => Some(manager),
-                Err(error) if is_in_use(&error) => return Err(error),
+                Err(error @ BindError::AddrInUse { .. }) => return Err(error),
                 Err(error) => {
-                    tracing::debug!(%address, %error, "the connection manager cannot listen at this address; listening over TCP only");
+                    tracing::debug!(%address, error = %WithCauses(&error), "the connection manager cannot listen at this address; listening over TCP only");
                     None
                 }
             },
@@ -266,9 +292,11 @@ impl Acceptor {
         let address = manager
             .as_ref()
             .map_or(address, |manager| SocketAddr::new(address.ip(), manager.local_addr().port()));
-        watch.add(reader.as_fd()).map_err(not_watched)?;
+        watch.add(reader.as_fd()).map_err(failed)?;
         let mut acceptor = Acceptor {
+            address,
             find,
+            exposures: Arc::clone(exposures),
             devices: Arc::clone(devices),
             tcp,
             manager,
@@ -281,12 +309,12 @@ impl Acceptor {
             accept_fd: Arc::new(AcceptFd { watch, _stop: reader }),
             _stop: writer,
         };
-        acceptor.set_accept_interest(true)?;
+        acceptor.set_accept_interest(true).map_err(failed)?;
         Ok((acceptor, address))
     }
 
     /// Watches the sockets for further peers, or leaves those in the kernel's queues.
-    fn set_accept_interest(&mut self, enabled: bool) -> Result<()> {
+    fn set_accept_interest(&mut self, enabled: bool) -> io::Result<()> {
         if enabled == self.has_accept_interest {
             return Ok(());
         }
@@ -294,11 +322,10 @@ impl Acceptor {
         let (tcp, manager) = (self.tcp.as_ref().map(AsFd::as_fd), self.manager.as_ref().map(AsFd::as_fd));
         let watch = &self.accept_fd.watch;
         let mut sockets = tcp.into_iter().chain(manager);
-        let watched = sockets.try_for_each(|fd| match enabled {
+        sockets.try_for_each(|fd| match enabled {
             true => watch.add_as(fd, Interest::Read, SOCKETS),
             false => watch.remove(fd),
-        });
-        watched.map_err(not_watched)
+        })
     }
 
     /// Accepts peers, and polls the handshakes that can make progress. Returns a new connection, if one is established.
@@ -308,11 +335,13 @@ impl Acceptor {
         options: &Options,
         sources: &Mutex<Sources<Driver>>,
         now: Instant,
-    ) -> Result<Option<Arc<Driver>>> {
+    ) -> Result<Option<Arc<Driver>>, AcceptError> {
+        let address = self.address;
+        let failed = |error| AcceptError::system(address, error);
         self.log.flush();
         let has_shortage = self.accept_peers(options, now)?;
         let is_full = has_shortage || self.pending.len() >= MAX_PENDING;
-        self.find_ready(is_full, now)?;
+        self.find_ready(is_full, now).map_err(failed)?;
         while let Some(token) = self.ready.pop_front() {
             // A handshake may be ready and due at the same time.
             let Some(handshake) = self.pending.get_mut(&token) else { continue };
@@ -328,12 +357,16 @@ impl Acceptor {
                 Ok(Some(established)) => {
                     let peer = handshake.peer();
                     self.pending.remove(&token);
-                    self.set_accept_interest(true)?;
+                    self.set_accept_interest(true).map_err(failed)?;
                     let Established::New(driver) = established else { continue };
-                    if sources.lock().add(peer.ip(), &driver, options) {
-                        return Ok(Some(driver));
+                    if !sources.lock().add(peer.ip(), &driver, options) {
+                        self.log.record(peer, &TOO_MANY_CONNECTIONS);
+                        continue;
                     }
-                    self.log.record(peer, &too_many_connections());
+                    match expose(&driver, &self.exposures) {
+                        Ok(()) => return Ok(Some(driver)),
+                        Err(error) => self.log.record(peer, &WithCauses(&error)),
+                    }
                 }
                 Err(error) => {
                     self.log.record(handshake.peer(), &error);
@@ -343,12 +376,12 @@ impl Acceptor {
         }
         // The pending handshakes hold the resources that the system lacks.
         let has_shortage = has_shortage && !self.pending.is_empty();
-        self.set_accept_interest(!has_shortage && self.pending.len() < MAX_PENDING)?;
+        self.set_accept_interest(!has_shortage && self.pending.len() < MAX_PENDING).map_err(failed)?;
         Ok(None)
     }
 
     /// Begins handshakes with peers that have connected. Returns whether the system lacks resources for more.
-    fn accept_peers(&mut self, options: &Options, now: Instant) -> Result<bool> {
+    fn accept_peers(&mut self, options: &Options, now: Instant) -> Result<bool, AcceptError> {
         while self.pending.len() < MAX_PENDING {
             let (peer, handshake) = match self.next(options, now) {
                 Ok(Some(next)) => next,
@@ -360,7 +393,8 @@ impl Acceptor {
             let token = self.next_token;
             let watched = handshake.and_then(|handshake| {
                 let watch = &self.accept_fd.watch;
-                watch.add_as(handshake.as_fd(), Interest::Read, token).map_err(not_watched)?;
+                let watched = watch.add_as(handshake.as_fd(), Interest::Read, token);
+                watched.map_err(|error| HandshakeError::system("waiting for a peer", error))?;
                 Ok(handshake)
             });
             match watched {
@@ -376,9 +410,9 @@ impl Acceptor {
     }
 
     /// Finds the handshakes that can make progress, and those whose time is up.
-    fn find_ready(&mut self, is_full: bool, now: Instant) -> Result<()> {
+    fn find_ready(&mut self, is_full: bool, now: Instant) -> io::Result<()> {
         let mut ready = Vec::new();
-        self.accept_fd.watch.wait(&mut ready, Some(Duration::ZERO)).map_err(not_watched)?;
+        self.accept_fd.watch.wait(&mut ready, Some(Duration::ZERO))?;
         self.ready.extend(ready.into_iter().filter(|token| *token != SOCKETS));
         let is_due = |(_, handshake): &(&u64, &Handshake)| {
             handshake.time_left(now).is_zero() || is_full && handshake.silence(now) >= MAX_SILENCE
@@ -388,7 +422,7 @@ impl Acceptor {
     }
 
     /// Returns the next peer that has connected, and the handshake with it.
-    fn next(&self, options: &Options, now: Instant) -> Result<Option<(SocketAddr, Result<Handshake>)>> {
+    fn next(&self, options: &Options, now: Instant) -> Result<Option<Incoming>, AcceptError> {
         if let Some(tcp) = &self.tcp {
             match tcp.accept() {
                 Ok((stream, peer)) => {
@@ -397,13 +431,12 @@ impl Acceptor {
                     return Ok(Some((peer, handshake)));
                 }
                 Err(error) if is_caused_by_peer(&error) => {}
-                Err(error) => {
-                    return Err(verb_error("accepting a connection", error, DESCRIPTORS_HINT));
-                }
+                Err(error) => return Err(AcceptError::system(self.address, error)),
             }
         }
         let Some(manager) = &self.manager else { return Ok(None) };
-        let Some(request) = manager.try_accept()? else { return Ok(None) };
+        let accepted = manager.try_accept().map_err(|error| AcceptError::device(self.address, error))?;
+        let Some(request) = accepted else { return Ok(None) };
         let peer = request.path().peer_addr();
         let purpose = LanePurpose::Accept(self.find);
         Ok(Some((peer, Handshake::with_request(request, &self.devices, options, purpose, now))))
@@ -423,13 +456,20 @@ impl Acceptor {
     }
 }
 
-/// Returns the error of a connection that is ended because its source has too many of them.
-fn too_many_connections() -> Error {
-    verb_error(
-        "accepting a connection",
-        io::Error::other("this source has as many connections as the listener permits"),
-        "raise `Options::max_connections_per_source`, or use a key",
-    )
+/// The log's text about a connection that is ended.
+const TOO_MANY_CONNECTIONS: &str = "this source has as many connections as the listener permits (hint: raise \
+     `Options::max_connections_per_source`, or use a key)";
+
+/// Exposes the listener's regions to a peer, except those that were withdrawn from all peers.
+fn expose(driver: &Arc<Driver>, exposures: &[Exposure]) -> Result<(), ExposeError> {
+    let mut exposures = exposures.iter().filter(|exposure| !exposure.region.is_withdrawn());
+    exposures.try_for_each(|exposure| {
+        match driver.expose_region(&exposure.name, &exposure.region, exposure.access) {
+            // It may have been withdrawn just now.
+            Ok(_) | Err(ExposeError::Withdrawn) => Ok(()),
+            Err(error) => Err(error),
+        }
+    })
 }
 
 /// Whether no peer has connected, or the peer has aborted: Linux reports errors of a new connection to `accept`.
@@ -445,17 +485,34 @@ fn is_caused_by_peer(error: &io::Error) -> bool {
 }
 
 /// Whether the system lacks descriptors or memory for another connection.
-fn is_shortage(error: &Error) -> bool {
+fn is_shortage(error: &AcceptError) -> bool {
     use libc::{EMFILE, ENFILE, ENOBUFS, ENOMEM};
-    let code = |error: &io::Error| error.raw_os_error();
-    matches!(error, Error::Verb { error, .. } if matches!(code(error), Some(EMFILE | ENFILE | ENOBUFS | ENOMEM)))
+    matches!(os_error(error), Some(EMFILE | ENFILE | ENOBUFS | ENOMEM))
 }
 
-fn listen(address: SocketAddr, options: &Options, devices: &ServedDevices) -> Result<cm::Listener> {
+fn listen(
+    address: SocketAddr,
+    options: &Options,
+    devices: &ServedDevices,
+) -> Result<cm::Listener, BindError> {
     let builder =
         cm::Listener::builder().timeout(options.connect_timeout).options(LaneParts::connect_options(options));
     let is_wildcard = address.ip().to_canonical().is_unspecified();
-    internal::hardware_only(builder, is_wildcard && devices.has_hardware_manager()).bind(address)
+    let builder = internal::hardware_only(builder, is_wildcard && devices.has_hardware_manager());
+    builder.bind(address).map_err(|error| BindError::manager(address, error))
+}
+
+/// Returns the error of a listener without a device. The address may not belong to this machine.
+fn no_device(address: SocketAddr, error: Option<verbs::Error>) -> BindError {
+    if let Err(error) = TcpListener::bind((address.ip(), 0))
+        && error.kind() == io::ErrorKind::AddrNotAvailable
+    {
+        return BindError::socket(address, error);
+    }
+    match error {
+        Some(error) if !address.ip().to_canonical().is_unspecified() => BindError::device(address, error),
+        error => BindError::NoDevice { address, source: error.map(Box::new) },
+    }
 }
 
 /// Whether the connection manager can listen at this address.
@@ -466,9 +523,4 @@ fn has_manager(address: SocketAddr, devices: &ServedDevices) -> bool {
         }
         ServedDevices::Wildcard(_) => devices.has_hardware_manager(),
     }
-}
-
-/// Whether another socket uses the address.
-fn is_in_use(error: &Error) -> bool {
-    matches!(error, Error::Verb { error, .. } if error.kind() == io::ErrorKind::AddrInUse)
 }

@@ -1,9 +1,8 @@
 //! A limit on the log lines about failed handshakes, which any peer can cause.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-
-use adverb_verbs::Error;
 
 /// The maximum number of log lines about single peers per [`PERIOD`]. Further peers are counted, and the count is
 /// logged when the period is over.
@@ -25,7 +24,7 @@ impl FailureLog {
     }
 
     /// Logs that a peer's handshake failed, or counts the peer.
-    pub(super) fn record(&mut self, peer: SocketAddr, error: &Error) {
+    pub(super) fn record(&mut self, peer: SocketAddr, error: &impl fmt::Display) {
         if let Some(count) = self.advance(Instant::now()) {
             report(count);
         }

@@ -21,11 +21,10 @@ pub(super) use listening::{AcceptFd, Accepted, Listening, ServeResult};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
-use adverb_verbs::{Device, Error, PathMtu, Result};
+use adverb_verbs::{self as verbs, Device, PathMtu};
 
-use crate::error::verb_error;
+use crate::error::ConnectError;
 use crate::options::{Bootstrap, Options};
-use crate::protocol::handshake::{Flaw, VERSION};
 
 /// A channel over which a connector reaches a listener.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,7 +61,7 @@ fn dial_channels(peer: SocketAddr, options: &Options) -> (Options, Vec<DialChann
 }
 
 /// Returns the device for connections from this local address.
-fn device(local: IpAddr, options: &Options) -> Result<Device> {
+fn device(local: IpAddr, options: &Options) -> Result<Device, verbs::Error> {
     if let Some(device) = &options.device {
         return Ok(device.clone());
     }
@@ -88,61 +87,8 @@ fn address_like(device: &Device, peer: IpAddr) -> Option<IpAddr> {
     device.gids().ok()?.iter().map(|entry| entry.gid.ip()).find(is_like)
 }
 
-/// Describes a flaw for the log of one side and the error of the other.
-pub(super) fn explain(flaw: &Flaw) -> String {
-    match flaw {
-        Flaw::NotAdverb => "the other side does not speak Adverb's protocol".to_owned(),
-        Flaw::Version(version) => {
-            format!("protocol version {version} was received, but only version {VERSION} is supported")
-        }
-        Flaw::Malformed => "a malformed greeting was received".to_owned(),
-        Flaw::ConnectorHasNoKey => {
-            "the listener requires a key (`Options::key`), but the connector has none".to_owned()
-        }
-        Flaw::ListenerHasNoKey => {
-            "the connector requires a key (`Options::key`), but the listener has none".to_owned()
-        }
-        Flaw::KeyWrong => "the two sides have different keys (`Options::key`)".to_owned(),
-        Flaw::ForeignGid(gid) => {
-            format!("GID {gid} is not an address of the TCP peer (`Options::allow_foreign_gid`)")
-        }
-        Flaw::AddressNotServed(addr) => format!(
-            "the listener has no RDMA device at {addr}: bind to that address, or open `soft:ADDRESS` first"
-        ),
-    }
-}
-
 /// Fills a nonce or the ID of a session with random bytes.
-fn fill_random(bytes: &mut [u8]) -> Result<()> {
-    let failed = |error| verb_error("reading random bytes", io::Error::other(error), "");
+fn fill_random(bytes: &mut [u8]) -> Result<(), ConnectError> {
+    let failed = |error| ConnectError::system("reading random bytes", io::Error::other(error));
     getrandom::fill(bytes).map_err(failed)
-}
-
-/// Returns the error of a handshake that this side refuses.
-fn refused(peer: SocketAddr, flaw: &Flaw) -> Error {
-    Error::HandshakeRejected { peer, reason: explain(flaw) }
-}
-
-#[cfg(test)]
-mod tests {
-    use adverb_net_proto::EndReason;
-    use adverb_verbs::Gid;
-
-    use super::*;
-    use crate::protocol::handshake::MAX_REASON_LEN;
-
-    #[test]
-    fn reasons_fit_a_refusal() {
-        let longest = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff);
-        let long = [
-            Flaw::Version(u16::MAX),
-            Flaw::ConnectorHasNoKey,
-            Flaw::ListenerHasNoKey,
-            Flaw::AddressNotServed(longest.into()),
-            Flaw::ForeignGid(Gid::new(longest.octets())),
-        ];
-        for reason in long.iter().map(explain).chain([EndReason::SessionUnknown.to_string()]) {
-            assert!(reason.len() <= MAX_REASON_LEN, "{} bytes: {reason}", reason.len());
-        }
-    }
 }

@@ -63,7 +63,7 @@ fn limit(peer: IpAddr, options: &Options) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::key::Key;
+    use crate::Key;
 
     #[test]
     fn each_source_has_its_own_limit_and_ended_connections_do_not_count() {

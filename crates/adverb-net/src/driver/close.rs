@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use adverb_net_proto::EndReason;
-use adverb_verbs::Result;
 
-use super::{Core, Driver};
+use super::send::refused;
+use super::{Core, Driver, ended};
+use crate::error::{ConnectionError, SendErrorKind};
 
 /// The maximum time for which a dropped connection waits until the peer knows that its close has arrived.
 pub(crate) const LINGER: Duration = Duration::from_secs(2);
@@ -16,11 +17,11 @@ impl Driver {
     /// # Errors
     ///
     /// Returns an error if this side has already shut down sending, or the connection has ended.
-    pub(crate) fn begin_shutdown(&self) -> Result<()> {
+    pub(crate) fn begin_shutdown(&self) -> Result<(), SendErrorKind> {
         let core = &mut *self.lock();
         match core.connection.check_send() {
             Ok(()) | Err(adverb_net_proto::SendError::WouldBlock) => {}
-            Err(refusal) => return Err(self.refusal_error(core, refusal)),
+            Err(refusal) => return Err(refused(core, refusal)),
         }
         core.connection.shutdown();
         self.post_all(core);
@@ -28,7 +29,7 @@ impl Driver {
     }
 
     /// Shuts down sending. Returns `Some` once all messages are posted, or the peer has closed the connection.
-    pub(crate) fn shutdown_and_flush(&self, core: &mut Core) -> Result<Option<()>> {
+    pub(crate) fn shutdown_and_flush(&self, core: &mut Core) -> Result<Option<()>, SendErrorKind> {
         self.shutdown(core);
         if core.connection.has_peer_closed() {
             return Ok(Some(()));
@@ -44,7 +45,7 @@ impl Driver {
     }
 
     /// Shuts down sending. Returns `Some` once the peer's device has all bytes of the stream.
-    pub(crate) fn end_stream(&self, core: &mut Core) -> Result<Option<()>> {
+    pub(crate) fn end_stream(&self, core: &mut Core) -> Result<Option<()>, SendErrorKind> {
         self.shutdown(core);
         if core.connection.is_delivered() {
             return Ok(Some(()));
@@ -61,7 +62,7 @@ impl Driver {
             {
                 Ok(Some(()))
             }
-            Some(reason) => Err(self.ended(core, reason)),
+            Some(reason) => Err(ended(core, reason).into()),
             None => {
                 core.connection.confirm();
                 self.post_all(core);
@@ -76,30 +77,34 @@ impl Driver {
         self.update_time(&mut core);
         let now = core.now;
         core.connection.close(now);
+        // The calls of other handles end, or wait no longer than the time limit of the close.
+        core.has_changes = true;
         self.advance(&mut core);
     }
 
     /// Returns the result of a close, once there is one.
-    pub(crate) fn is_closed(&self, core: &mut Core) -> Result<Option<()>> {
+    pub(crate) fn is_closed(&self, core: &mut Core) -> Result<Option<()>, ConnectionError> {
         match core.connection.end_reason() {
             None => Ok(None),
             Some(EndReason::Closed) => Ok(Some(())),
             Some(EndReason::PeerClosed) if !core.connection.has_undelivered() => Ok(Some(())),
-            Some(EndReason::CloseTimedOut) => {
-                let waiting = "waiting for the peer to receive all messages";
-                Err(self.timed_out(self.options.connect_timeout, waiting))
-            }
-            Some(reason) => Err(self.ended(core, reason)),
+            Some(reason) => Err(ended(core, reason)),
         }
     }
 
-    /// Whether the peer has closed the connection, and may not know that the close has arrived.
+    /// Polls the device, and returns whether the peer has closed the connection, and may not know that the close has
+    /// arrived.
     pub(crate) fn is_lingering(&self) -> bool {
-        self.lock().connection.is_lingering()
+        let mut core = self.lock();
+        if core.connection.is_lingering() {
+            self.flush(&mut core);
+            self.drive(&mut core);
+        }
+        core.connection.is_lingering()
     }
+}
 
-    /// Returns `Some` once the peer knows that its close has arrived.
-    pub(crate) fn linger(&self, core: &mut Core) -> Result<Option<()>> {
-        Ok((!core.connection.is_lingering()).then_some(()))
-    }
+/// Returns an error if this side has closed the connection.
+pub(super) fn check_not_closed(core: &Core) -> Result<(), ConnectionError> {
+    if core.connection.is_closing() { Err(ended(core, EndReason::Closed)) } else { Ok(()) }
 }

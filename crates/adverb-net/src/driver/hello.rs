@@ -4,13 +4,16 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use adverb_net_proto::{Connection, EndReason, Hello, PhaseKind, SessionHello, SessionId, Tag};
-use adverb_verbs::{ArmFor, Error, Result, Status};
+use adverb_verbs::{ArmFor, Status};
 
 use super::lane::HELLO_RECV;
 use super::progress::{open_hello, post_hello};
-use super::{Core, Driver, Lane, lane};
-use crate::key::{Key, Role};
+use super::{Core, Driver, Lane, ended, lane};
+use crate::error::{ConnectError, ConnectionError, HandshakeError, HandshakeStage};
+use crate::key::{HandshakeKey, Role};
 use crate::wait::{Block, CallerKind, WaitingCaller};
+
+type Result<T, E = HandshakeError> = std::result::Result<T, E>;
 
 /// The exchange of hellos over a connected lane. No call blocks.
 ///
@@ -78,7 +81,8 @@ impl HelloExchange {
                 let driver = driver.upgrade().ok_or_else(|| session_unknown(&lane))?;
                 if !driver.attach(&lane) {
                     // Another lane is dialed, unless the connection has ended.
-                    return Err(driver.disconnected("the connection is not ready for another lane", ""));
+                    let error = std::io::Error::other("the connection is not ready for another lane");
+                    return Err(HandshakeError::system("attaching a queue pair", error));
                 }
                 (Role::Connector, State::Driven { driver, is_resumed: true })
             }
@@ -179,7 +183,7 @@ impl HelloExchange {
 
     /// Returns the completion with this tag, if it has arrived. Otherwise an event is raised for the next completion.
     fn poll_completion(&self, tag: u64) -> Result<Option<adverb_verbs::Completion>> {
-        self.lane.take_events()?;
+        self.lane.take_events().map_err(lost)?;
         self.lane.completions.arm(ArmFor::Any)?;
         let mut done = Vec::new();
         self.lane.completions.poll(&mut done)?;
@@ -190,20 +194,14 @@ impl HelloExchange {
     /// Returns the connector's hello, if it has arrived.
     fn poll_hello(&self) -> Result<Option<Hello>> {
         let Some(completion) = self.poll_completion(HELLO_RECV)? else { return Ok(None) };
-        let disconnected = |reason: String, hint: &'static str| Error::Disconnected {
-            peer: self.lane.peer,
-            reason,
-            hint: hint.into(),
-        };
+        let peer = self.lane.peer;
         if let Err(failure) = completion.outcome() {
-            let hint = failure.status.hint().unwrap_or_default();
-            return Err(disconnected(failure.status.to_string(), hint));
+            return Err(lost(ConnectionError::request_failed(peer, failure.status)));
         }
         let message = completion.into_pool_message()?;
         let hello = open_hello(&self.lane, &message).and_then(Hello::parse);
-        let hello = hello.map_err(|violation| {
-            disconnected(violation.to_string(), "use the same version of Adverb on both sides")
-        })?;
+        let hello = hello
+            .map_err(|violation| ConnectError::ProtocolViolation { peer, reason: violation.clause() })?;
         Ok(Some(hello))
     }
 
@@ -218,7 +216,7 @@ impl HelloExchange {
         // Sessions belong to all listeners of the process, and a peer that has observed a session's ID does not
         // necessarily have its key.
         let key = self.lane.options.key.as_ref();
-        let driver = find(&id).filter(|driver| Key::is_same(key, driver.options.key.as_ref()));
+        let driver = find(&id).filter(|driver| HandshakeKey::is_same(key, driver.options.key.as_ref()));
         match driver {
             Some(driver) if driver.resume(&self.lane, hello) => {
                 Ok(State::Driven { driver, is_resumed: true })
@@ -248,21 +246,31 @@ fn config(lane: &Lane) -> adverb_net_proto::Config {
     lane::config(&lane.options, lane.config.max_read_len)
 }
 
-fn session_unknown(lane: &Lane) -> Error {
-    Error::HandshakeRejected { peer: lane.peer, reason: EndReason::SessionUnknown.to_string() }
+fn session_unknown(lane: &Lane) -> HandshakeError {
+    ConnectError::SessionUnknown { peer: lane.peer }.into()
+}
+
+/// Returns the error of a handshake whose connection has failed.
+fn lost(error: ConnectionError) -> HandshakeError {
+    match error {
+        ConnectionError::ProtocolViolation { peer, reason } => {
+            ConnectError::ProtocolViolation { peer, reason }.into()
+        }
+        error => ConnectError::from(error).into(),
+    }
 }
 
 /// Drives the connection until its lane is established, and not further: completions of messages belong to the calls
 /// that wait for them. Returns whether the connection uses the lane, or the step that blocks.
 fn drive(driver: &Driver, lane: &Arc<Lane>) -> Result<Result<bool, Block>> {
-    let mut is_ready = |driver: &Driver, core: &mut Core| is_established(driver, core, lane);
+    let mut is_ready = |_: &Driver, core: &mut Core| is_established(core, lane);
     let mut caller = WaitingCaller::new(driver, CallerKind::Handshake);
     let mut locked = driver.locked();
     if let Some(is_used) = is_ready(driver, &mut locked.core)? {
         return Ok(Ok(is_used));
     }
     // The events of an old lane belong to the callers that wait for it.
-    if Arc::ptr_eq(&locked.core.lane, lane) && lane.take_events()? {
+    if Arc::ptr_eq(&locked.core.lane, lane) && lane.take_events().map_err(lost)? {
         caller.event_taken(&mut locked);
     }
     match caller.advance(&mut locked, |locked| driver.check(&mut locked.core, &mut is_ready)) {
@@ -272,14 +280,15 @@ fn drive(driver: &Driver, lane: &Arc<Lane>) -> Result<Result<bool, Block>> {
 }
 
 /// Whether the lane is established: `Some(false)` if the connection will not use it.
-fn is_established(driver: &Driver, core: &mut Core, lane: &Arc<Lane>) -> Result<Option<bool>> {
+fn is_established(core: &mut Core, lane: &Arc<Lane>) -> Result<Option<bool>> {
     let reason = core.connection.end_reason();
     if !Arc::ptr_eq(&core.lane, lane) {
         let is_next = core.successor.as_ref().is_some_and(|successor| Arc::ptr_eq(successor, lane));
         return match (is_next, reason) {
             (true, _) => Ok(None),
             (false, Some(_)) => Ok(Some(false)),
-            (false, None) => Err(driver.disconnected("the peer reconnected over another path", "")),
+            // The peer reconnected over another path.
+            (false, None) => Err(aborted(lane)),
         };
     }
     // One poll may return the peer's hello, its messages and its close.
@@ -290,7 +299,12 @@ fn is_established(driver: &Driver, core: &mut Core, lane: &Arc<Lane>) -> Result<
         (PhaseKind::Established, _) => Ok(Some(true)),
         (PhaseKind::Handshake | PhaseKind::Draining, _) => Ok(None),
         (_, Some(EndReason::SessionUnknown)) => Err(session_unknown(lane)),
-        (_, Some(reason)) => Err(driver.ended(core, reason)),
-        (_, None) => Err(driver.disconnected("the lane failed during the handshake", "")),
+        (_, Some(reason)) => Err(lost(ended(core, reason))),
+        (_, None) => Err(aborted(lane)),
     }
+}
+
+/// Returns the error of a handshake whose lane has failed.
+fn aborted(lane: &Lane) -> HandshakeError {
+    ConnectError::Aborted { peer: lane.peer, stage: HandshakeStage::Hello }.into()
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use adverb_net_proto::{Config, LaneConfig, MAX_MESSAGE_SIZE, MAX_RENDEZVOUS, UNCREDITED_WRITES};
@@ -13,7 +14,9 @@ use adverb_verbs::{
     QueuePairBuilder, RecvRequest, Result,
 };
 
-use crate::error::verb_error;
+use super::region::MAX_BINDS;
+use crate::domains::SharedDomain;
+use crate::error::ConnectionError;
 use crate::options::Options;
 use crate::protocol::proof::Seal;
 
@@ -24,6 +27,7 @@ pub(super) const HELLO_RECV: u64 = 0;
 pub(crate) struct LaneParts {
     completions: CompletionQueue,
     pool: Pool,
+    shared: Option<Arc<SharedDomain>>,
     peer: SocketAddr,
     options: Options,
 }
@@ -37,20 +41,23 @@ impl LaneParts {
         options: &Options,
         make: impl FnOnce(&ProtectionDomain) -> Result<QueuePairBuilder>,
     ) -> Result<(LaneParts, QueuePair)> {
-        let domain = match &options.pool {
-            Some(pool) => pool.protection_domain().clone(),
-            None => device.create_protection_domain()?,
+        let shared = options.shared_domain_of(device)?;
+        let pool = match (&shared, &options.pool) {
+            (Some(shared), _) => shared.pool.clone(),
+            (None, Some(pool)) => pool.clone(),
+            (None, None) => Pool::builder().partitions(1).build(&device.create_protection_domain()?),
         };
-        let pool = options.pool.clone().unwrap_or_else(|| Pool::builder().partitions(1).build(&domain));
+        let domain = pool.protection_domain().clone();
         let config = config(options, MIN_READ_LEN);
         let (sends, recvs) = (send_queue_depth(options), config.recv_queue_depth());
+        let sends = if shared.is_some() { sends + MAX_BINDS as u32 } else { sends };
         // Each queue of a draining queue pair also has a marker.
-        let completions = device.completion_queue(sends + recvs + 2).events().create()?;
+        let completions = domain.device().completion_queue(sends + recvs + 2).events().create()?;
         let queue_pair = make(&domain)?.completion_queue(&completions).depth(sends, recvs);
         let queue_pair = queue_pair.access(Access::LOCAL_WRITE).create()?;
         let hello = pool.alloc(PathMtu::Mtu4096.bytes().into())?;
         queue_pair.post_recv(RecvRequest::new(hello).tag(HELLO_RECV))?;
-        Ok((LaneParts { completions, pool, peer, options: options.clone() }, queue_pair))
+        Ok((LaneParts { completions, pool, shared, peer, options: options.clone() }, queue_pair))
     }
 
     /// Returns the options for connecting the queue pair.
@@ -72,6 +79,8 @@ pub(crate) struct Lane {
     manager: Option<CmHandle>,
     pub(super) completions: CompletionQueue,
     pub(super) pool: Pool,
+    /// The protection domain, if other connections share it.
+    pub(super) shared: Option<Arc<SharedDomain>>,
     pub(super) peer: SocketAddr,
     /// The seal of the hellos, if the sides have a key.
     pub(super) seal: Option<Seal>,
@@ -89,10 +98,10 @@ impl Lane {
         manager: Option<CmHandle>,
         seal: Option<Seal>,
     ) -> Lane {
-        let LaneParts { completions, pool, peer, options } = parts;
+        let LaneParts { completions, pool, shared, peer, options } = parts;
         let config = config(&options, queue_pair.max_message_size()).lane();
         let owner = OwnerProcess::current();
-        Lane { queue_pair, remote, manager, completions, pool, peer, seal, options, config, owner }
+        Lane { queue_pair, remote, manager, completions, pool, shared, peer, seal, options, config, owner }
     }
 
     /// Returns the path MTU in bytes: 0 if it is not known.
@@ -138,9 +147,9 @@ impl Lane {
     }
 
     /// Takes the pending events of the completion queue. Returns whether there were any.
-    pub(crate) fn take_events(&self) -> Result<bool> {
+    pub(crate) fn take_events(&self) -> Result<bool, ConnectionError> {
         let mut has_events = false;
-        while self.completions.try_event()? {
+        while self.completions.try_event().map_err(|error| ConnectionError::device(self.peer, error))? {
             has_events = true;
         }
         Ok(has_events)
@@ -148,13 +157,14 @@ impl Lane {
 
     /// Waits for an event of the completion queue, but no longer than `time`, and takes it. Returns `false` if the time
     /// is up, or only the connection manager has an event.
-    pub(super) fn wait_event(&self, time: Duration) -> Result<bool> {
+    pub(super) fn wait_event(&self, time: Duration) -> Result<bool, ConnectionError> {
+        let failed = |error| ConnectionError::device(self.peer, error);
         let (Some(manager), Some(events)) = (self.manager_events(), self.completions.event_fd()) else {
-            return self.completions.wait_event(time);
+            return self.completions.wait_event(time).map_err(failed);
         };
         wait_either(events, Some(manager), (time < Duration::MAX).then_some(time))
-            .map_err(|error| verb_error("waiting for an event", error, ""))?;
-        self.completions.try_event()
+            .map_err(|error| ConnectionError::system(self.peer, "waiting for an event", error))?;
+        self.completions.try_event().map_err(failed)
     }
 }
 

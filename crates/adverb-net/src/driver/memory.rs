@@ -1,8 +1,10 @@
-//! The memory of connections: buffers of a pool, and registered regions.
+//! The buffers of connections, from a pool.
 
 use adverb_net_proto::{Buf, Memory};
 use adverb_verbs::Error;
-use adverb_verbs::memory::{MemoryRegion, Pool, PoolBuf, RemoteMemory};
+use adverb_verbs::memory::{Pool, PoolBuf};
+
+use super::region::Region;
 
 /// A buffer of a pool.
 #[derive(Debug)]
@@ -40,16 +42,6 @@ impl Buf for Buffer {
     }
 }
 
-/// Registered memory: a ring, a rendezvous message, or memory that is exposed to the peer.
-#[derive(Debug)]
-pub(super) struct Region(pub(super) MemoryRegion);
-
-impl adverb_net_proto::Region for Region {
-    fn remote(&self) -> RemoteMemory {
-        self.0.remote()
-    }
-}
-
 /// The memory of a lane.
 pub(super) struct LaneMemory<'a> {
     pool: &'a Pool,
@@ -78,6 +70,6 @@ impl Memory for LaneMemory<'_> {
     }
 
     fn read_ring(&mut self, ring: &Region, offset: u32, out: &mut Buffer) {
-        ring.0.read(offset as usize, &mut out.0).expect("the connection reads within the ring");
+        ring.memory.read(offset as usize, &mut out.0).expect("the connection reads within the ring");
     }
 }

@@ -8,11 +8,13 @@
 
 mod at_exit;
 mod close;
+mod expose;
 mod hello;
 mod lane;
 mod memory;
 mod operation;
 mod progress;
+mod region;
 mod resume;
 mod send;
 mod stream;
@@ -21,15 +23,17 @@ mod tests;
 mod wait;
 
 pub(super) use close::LINGER;
+pub(super) use expose::Announcement;
 pub(super) use hello::{Established, FindSession, HelloExchange, LanePurpose};
 pub(super) use lane::{Lane, LaneParts};
 pub(super) use operation::{PendingOp, word_from_buffer};
+pub(super) use region::register_exposures;
 pub(super) use resume::{LaneRequest, LaneSource};
 pub(super) use send::{Outgoing, Sent};
+#[cfg(feature = "tokio")]
 pub(super) use stream::StreamWrite;
 
 use std::collections::HashMap;
-#[cfg(feature = "tokio")]
 use std::io;
 use std::net::SocketAddr;
 #[cfg(feature = "tokio")]
@@ -41,16 +45,19 @@ use std::time::{Duration, Instant};
 use adverb_net_proto::{Connection, EndReason, MAX_MESSAGE_SIZE, PhaseKind, Received, SessionId, Time};
 use adverb_verbs::internal::{OwnerProcess, Watch};
 use adverb_verbs::memory::Pool;
-use adverb_verbs::{Completion, Error, Result, Status};
+use adverb_verbs::{Completion, Status};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use crate::error::{ConnectError, ConnectionError, RecvError};
 use crate::message::{Message, UnacknowledgedMessage};
 use crate::options::Options;
 use crate::remote::PeerRegion;
 use crate::wait::Waiters;
 #[cfg(feature = "tokio")]
 use crate::wait::Wakers;
-use memory::{Buffer, LaneMemory, Region};
+use close::check_not_closed;
+use memory::{Buffer, LaneMemory};
+use region::{Binds, Region};
 
 /// A connection, its lane, and the calls that wait for it.
 pub(crate) struct Driver {
@@ -89,20 +96,22 @@ pub(crate) struct Core {
     /// The time of the last reading of the clock.
     now: Time,
     /// The first failure of the current lane.
-    failure: Option<Failure>,
+    failure: Option<ConnectionError>,
     /// The reason of the end, once the connection has ended.
-    end: Option<Failure>,
+    end: Option<ConnectionError>,
     /// The request for another lane, while the connection has no lane.
     lane_request: Option<Box<dyn LaneRequest>>,
     /// The number of requests for another lane.
     request_count: u32,
     /// The reason why the last request failed.
-    request_failure: Option<String>,
+    request_failure: Option<Arc<ConnectError>>,
     /// The memory that the peer exposes over the current lane, by name.
     peer_regions: HashMap<String, PeerRegion>,
     /// The memory that the peer exposes at addresses, the latest last.
     peer_addresses: Vec<PeerRegion>,
     operations: operation::Operations,
+    /// The windows of the lane that are being bound.
+    binds: Binds,
     /// Regions that are to be deregistered without the lock.
     released: Vec<Region>,
     /// Whether waiting callers are to be notified of progress.
@@ -128,22 +137,12 @@ enum LaneState {
     Drained,
 }
 
-/// The reason of a failure or an end, for the application.
-#[derive(Clone, Debug)]
-struct Failure {
-    reason: String,
-    hint: &'static str,
-}
-
 /// The maximum number of calls between two polls of the device. A call that waits polls anyway.
 const MAX_UNPOLLED: u32 = 32;
 /// The number of times that a task tries to lock the connection. They take a few microseconds, and most calls keep the
 /// connection locked for less.
 #[cfg(feature = "tokio")]
 const LOCK_SPINS: u32 = 100;
-/// The hint of an end after which messages may be unacknowledged.
-const UNACKNOWLEDGED_HINT: &str =
-    "call `take_unacknowledged` for the messages that the peer may not have received";
 
 impl Core {
     /// Returns the connection, the memory of its lane, and the time of the last reading of the clock.
@@ -178,8 +177,14 @@ impl Core {
     }
 
     /// Records a failure of the lane, unless another one was recorded before.
-    fn note_failure(&mut self, reason: impl Into<String>, hint: &'static str) {
-        self.failure.get_or_insert_with(|| Failure { reason: reason.into(), hint });
+    fn note_failure(&mut self, failure: impl FnOnce(SocketAddr) -> ConnectionError) {
+        let peer = self.lane.peer;
+        self.failure.get_or_insert_with(|| failure(peer));
+    }
+
+    /// Records a failure of the device, unless another failure was recorded before.
+    fn note_device_failure(&mut self, error: adverb_verbs::Error) {
+        self.note_failure(|peer| ConnectionError::device(peer, error));
     }
 }
 
@@ -214,6 +219,7 @@ impl Driver {
             peer_regions: HashMap::new(),
             peer_addresses: Vec::new(),
             operations: operation::Operations::default(),
+            binds: Binds::default(),
             released: Vec::new(),
             has_changes: false,
             change_count: 0,
@@ -308,7 +314,7 @@ impl Driver {
 
     /// Moves the queue pair to the error state, as a failure of the network does, for tests.
     #[cfg(feature = "tokio")]
-    pub(crate) fn break_lane(&self) -> Result<()> {
+    pub(crate) fn break_lane(&self) -> adverb_verbs::Result<()> {
         self.lane().queue_pair.move_to_error()
     }
 
@@ -332,25 +338,25 @@ impl Driver {
     }
 
     /// Returns the next message, or `Some(None)` after the last one. Returns `None` if neither has arrived.
-    pub(crate) fn try_recv(&self, core: &mut Core) -> Result<Option<Option<Message>>> {
+    pub(crate) fn try_recv(&self, core: &mut Core) -> Result<Option<Option<Message>>, RecvError> {
         let (connection, mut memory, now) = core.parts();
         match connection.recv(&mut memory, now) {
             Received::Message(adverb_net_proto::Message { buf: Buffer(buffer), immediate }) => {
                 Ok(Some(Some(Message::new(buffer, immediate))))
             }
-            Received::Shutdown => Ok(Some(None)),
-            Received::Pending => Ok(None),
-            Received::Ended(reason) => Err(self.ended(core, reason)),
+            Received::Ended(reason) => Err(ended(core, reason).into()),
+            Received::Shutdown => Ok(check_not_closed(core).map(|()| Some(None))?),
+            Received::Pending => Ok(check_not_closed(core).map(|()| None)?),
         }
     }
 
     /// Returns the value of `ready`. Polling the device may cost more than sending a message, so the call polls only if
     /// there is no value, or if [`MAX_UNPOLLED`] calls before it did not poll.
-    pub(crate) fn try_now<T>(
+    pub(crate) fn try_now<T, E>(
         &self,
         core: &mut MutexGuard<'_, Core>,
-        ready: &mut impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
-    ) -> Result<Option<T>> {
+        ready: &mut impl FnMut(&Driver, &mut Core) -> Result<Option<T>, E>,
+    ) -> Result<Option<T>, E> {
         core.unpolled += 1;
         if core.unpolled > MAX_UNPOLLED {
             self.drive(core);
@@ -401,30 +407,9 @@ impl Driver {
         messages.into_iter().filter_map(message).collect()
     }
 
-    /// Returns the error of a call whose time is up.
-    pub(crate) fn timed_out(&self, timeout: Duration, waiting: &'static str) -> Error {
-        let action = match timeout.is_zero() {
-            // A program may poll with such calls, so they allocate nothing.
-            true => waiting.into(),
-            false => format!("{waiting} on the connection to {}", self.peer).into(),
-        };
-        Error::Timeout { timeout, action }
-    }
-
-    /// Returns [`Error::Disconnected`] with this reason and this hint.
-    pub(crate) fn disconnected(&self, reason: impl Into<String>, hint: &'static str) -> Error {
-        Error::Disconnected { peer: self.peer, reason: reason.into(), hint: hint.into() }
-    }
-
-    /// Returns the reason of the end as an error, once the connection has ended.
-    pub(crate) fn end(&self, core: &mut Core) -> Result<Option<Error>> {
-        Ok(core.connection.end_reason().map(|reason| self.ended(core, reason)))
-    }
-
-    /// Returns the error of a connection that ends for this reason.
-    fn ended(&self, core: &Core, reason: EndReason) -> Error {
-        let Failure { reason, hint } = core.end.clone().unwrap_or_else(|| describe(core, reason));
-        self.disconnected(reason, hint)
+    /// Returns the reason of the end, once the connection has ended.
+    pub(crate) fn end(&self, core: &mut Core) -> Result<Option<ConnectionError>, ConnectionError> {
+        Ok(core.connection.end_reason().map(|reason| ended(core, reason)))
     }
 }
 
@@ -444,40 +429,52 @@ fn abort(core: &mut Core) {
     }
 }
 
-/// Returns the reason of an end, for the application.
-fn describe(core: &Core, reason: EndReason) -> Failure {
-    let failure = || core.failure.clone();
-    let plain = |hint| Failure { reason: reason.to_string(), hint };
+/// Returns the error of a connection whose device did not return a buffer.
+fn lost_buffer(peer: SocketAddr) -> ConnectionError {
+    let error = io::Error::other("the device did not return the buffer");
+    ConnectionError::system(peer, "reclaiming a buffer", error)
+}
+
+/// Returns the error of a connection that ends for this reason.
+fn ended(core: &Core, reason: EndReason) -> ConnectionError {
+    core.end.clone().unwrap_or_else(|| describe(core, reason))
+}
+
+/// Returns the error for the reason of an end, while the connection is ending.
+fn describe(core: &Core, reason: EndReason) -> ConnectionError {
+    let peer = core.lane.peer;
+    let failure = |otherwise: fn(SocketAddr) -> ConnectionError| {
+        core.failure.clone().unwrap_or_else(|| otherwise(peer))
+    };
+    let unacknowledged = core.connection.unacknowledged();
     match reason {
-        EndReason::ProtocolViolation(_) => plain("use the same version of Adverb on both sides"),
-        EndReason::ReconnectTimedOut | EndReason::SessionUnknown => {
-            let failed =
-                failure().map_or_else(|| "the connection failed".to_owned(), |failure| failure.reason);
-            let cause = match (reason, &core.request_failure) {
-                (EndReason::ReconnectTimedOut, Some(cause)) => cause.clone(),
-                (EndReason::ReconnectTimedOut, None) => "the peer did not reconnect".to_owned(),
-                _ => reason.to_string(),
-            };
-            let range = core.connection.unacknowledged();
-            let unacknowledged = match range.end - range.start {
-                0 => "all messages were acknowledged".to_owned(),
-                count => {
-                    format!("messages {} to {} were not acknowledged ({count})", range.start, range.end - 1)
-                }
-            };
-            let reason = format!("{failed}; reconnecting failed: {cause}; {unacknowledged}");
-            Failure { reason, hint: UNACKNOWLEDGED_HINT }
+        EndReason::Closed => ConnectionError::LocallyClosed { peer },
+        EndReason::PeerClosed => ConnectionError::PeerClosed { peer },
+        EndReason::PeerAborted => ConnectionError::PeerAborted { peer, unacknowledged },
+        EndReason::CloseTimedOut => {
+            ConnectionError::CloseTimedOut { peer, timeout: core.lane.options.connect_timeout }
         }
-        EndReason::PeerAborted
-            if core.connection.session().is_some() && !core.connection.unacknowledged().is_empty() =>
-        {
-            plain(UNACKNOWLEDGED_HINT)
+        EndReason::ProtocolViolation(violation) => {
+            ConnectionError::ProtocolViolation { peer, reason: violation.clause() }
         }
-        EndReason::RequestFailed(_)
-        | EndReason::LaneFailed
-        | EndReason::OutOfMemory
-        | EndReason::Replaced
-        | EndReason::HandshakeTimedOut => failure().unwrap_or_else(|| plain("")),
-        _ => plain(""),
+        EndReason::ReconnectTimedOut => {
+            let timeout = core.lane.options.reconnect.unwrap_or_default();
+            let none = || Arc::new(ConnectError::ReconnectTimedOut { peer, timeout });
+            let source = core.request_failure.clone().unwrap_or_else(none);
+            ConnectionError::ReconnectFailed { peer, unacknowledged, source }
+        }
+        EndReason::SessionUnknown => {
+            let source = Arc::new(ConnectError::SessionUnknown { peer });
+            ConnectionError::ReconnectFailed { peer, unacknowledged, source }
+        }
+        // The driver aborts a connection whose lane it cannot use.
+        EndReason::Aborted => failure(|peer| ConnectionError::LocallyClosed { peer }),
+        EndReason::RequestFailed(status) => {
+            core.failure.clone().unwrap_or_else(|| ConnectionError::request_failed(peer, status))
+        }
+        EndReason::OutOfMemory => failure(|peer| {
+            ConnectionError::system(peer, "allocating memory", io::ErrorKind::OutOfMemory.into())
+        }),
+        _ => failure(|peer| ConnectionError::QueuePairFailed { peer, event: None }),
     }
 }

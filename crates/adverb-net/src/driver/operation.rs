@@ -1,15 +1,21 @@
-//! One-sided access: memory that is exposed, and operations on the peer's memory.
+//! One-sided operations on the peer's memory.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
-use adverb_net_proto::{MAX_NAME_LEN, SendError as Refusal, Tag};
-use adverb_verbs::memory::{Memory, MemoryRegion, PoolBuf};
-use adverb_verbs::{Completion, Error, PostError, Result, SendRequest};
+use adverb_net_proto::{SendError as Refusal, Tag};
+use adverb_verbs::memory::PoolBuf;
+use adverb_verbs::{Completion, PostError, SendRequest};
 
-use super::{Core, Driver, Outgoing};
-use crate::message::{SendData, SendError};
-use crate::remote::{PeerRegion, RemoteAccess};
+use super::close::check_not_closed;
+use super::send::refused;
+use super::{Core, Driver, ended, lost_buffer};
+use crate::access::RemoteAccess;
+use crate::error::{RemoteError, RemoteErrorKind, SendErrorKind};
+use crate::message::SendData;
+use crate::remote::PeerRegion;
+
+type Result<T, E = RemoteErrorKind> = std::result::Result<T, E>;
 
 /// The operations of a connection, by their numbers.
 #[derive(Default)]
@@ -76,19 +82,18 @@ pub(crate) struct PendingOp<'a> {
     driver: &'a Driver,
     request: Option<SendRequest>,
     number: Option<u64>,
-    /// The number of the lane over which the peer has exposed the memory.
-    lane: u32,
+    region: PeerRegion,
     /// The buffer of an operation that has failed.
     buffer: Option<PoolBuf>,
 }
 
 impl PendingOp<'_> {
     /// Returns the error with the operation's buffer, unless the device has the buffer.
-    pub(crate) fn into_error(mut self, error: Error) -> SendError {
+    pub(crate) fn into_error(mut self, kind: RemoteErrorKind) -> RemoteError {
         let unposted = self.request.take().and_then(|request| request.into_payload().into_pool_buf());
         // The operation may have completed just before its time limit.
         let completed = || self.number.and_then(|number| self.driver.lock().operations.take_buffer(number));
-        SendError { error, buffer: self.buffer.take().or(unposted).or_else(completed) }
+        RemoteError { kind, buffer: self.buffer.take().or(unposted).or_else(completed) }
     }
 }
 
@@ -104,49 +109,12 @@ impl Drop for PendingOp<'_> {
 }
 
 impl Driver {
-    /// Registers new memory to be exposed, and returns it with the frame for the peer.
-    pub(crate) fn expose(
-        &self,
-        name: &str,
-        len: usize,
-        access: RemoteAccess,
-    ) -> Result<(MemoryRegion, Outgoing<'static>)> {
-        if name.len() > MAX_NAME_LEN {
-            return Err(Error::LimitExceeded {
-                quantity: "length of a region's name".into(),
-                requested: name.len() as u64,
-                max: MAX_NAME_LEN as u64,
-                hint: "use a shorter name".into(),
-            });
-        }
-        let (lane, number) = self.lane_and_number();
-        let region = lane.region(len, access.access())?;
-        Ok((region.clone(), Outgoing::expose(name, region, access.bits(), number)))
-    }
-
-    /// Registers memory to be exposed at the addresses from `base`, and returns it with the frame for the peer.
-    pub(crate) fn expose_addresses(
-        &self,
-        base: u64,
-        memory: impl Memory,
-        access: RemoteAccess,
-    ) -> Result<(MemoryRegion, Outgoing<'static>)> {
-        let (lane, number) = self.lane_and_number();
-        let region = lane.pool.protection_domain().register_at(memory, base, access.access())?;
-        Ok((region.clone(), Outgoing::expose("", region, access.bits_by_address(), number)))
-    }
-
-    fn lane_and_number(&self) -> (std::sync::Arc<super::Lane>, u32) {
-        let core = self.lock();
-        (core.lane(), core.connection.lane())
-    }
-
     /// Whether the peer has exposed memory at addresses.
     pub(crate) fn has_addresses(&self, core: &mut Core) -> Result<Option<()>> {
         if !core.peer_addresses.is_empty() {
             return Ok(Some(()));
         }
-        self.check_exposing(core, "the peer has shut down sending, and exposed no addresses")?;
+        check_exposing(core)?;
         Ok(None)
     }
 
@@ -154,39 +122,24 @@ impl Driver {
     pub(crate) fn find_addresses(&self, addresses: &Range<u64>) -> Result<(PeerRegion, Range<u64>)> {
         let core = self.lock();
         let mut regions = core.peer_addresses.iter().rev();
-        let found = regions.find_map(|region| Some((*region, region.offsets(addresses)?)));
-        found.ok_or_else(|| Error::InvalidRequest {
-            reason: format!(
-                "the peer exposes no memory with all addresses from {:#x} to {:#x}",
-                addresses.start, addresses.end
-            )
-            .into(),
-        })
+        let found = regions.find_map(|region| Some((region.clone(), region.offsets(addresses)?)));
+        found.ok_or_else(|| RemoteErrorKind::UnknownAddresses { addresses: addresses.clone() })
     }
 
     /// Returns the peer's memory of this name, if the peer has exposed it.
     pub(crate) fn find_region(&self, core: &mut Core, name: &str) -> Result<Option<PeerRegion>> {
         if let Some(region) = core.peer_regions.get(name) {
-            return Ok(Some(*region));
+            return Ok(Some(region.clone()));
         }
-        self.check_exposing(core, "the peer has shut down sending, and exposed no memory of this name")?;
+        check_exposing(core)?;
         Ok(None)
-    }
-
-    /// Returns an error if the peer will expose no more memory.
-    fn check_exposing(&self, core: &Core, shutdown: &str) -> Result<()> {
-        match core.connection.end_reason() {
-            Some(reason) => Err(self.ended(core, reason)),
-            None if core.connection.has_peer_shutdown() => Err(self.disconnected(shutdown, "")),
-            None => Ok(()),
-        }
     }
 
     /// Prepares a READ of a range of the peer's memory.
     pub(crate) fn prepare_read(&self, region: &PeerRegion, range: &Range<u64>) -> Result<PendingOp<'_>> {
         let (remote_addr, len) = region.range_addr(range, RemoteAccess::READ)?;
         self.check_len(len)?;
-        Ok(self.operation(SendRequest::read(self.pool().alloc(len)?, remote_addr), region))
+        Ok(self.operation(SendRequest::read(self.alloc(len)?, remote_addr), region))
     }
 
     /// Prepares a READ into a buffer, whose length is that of the range.
@@ -195,20 +148,18 @@ impl Driver {
         region: &PeerRegion,
         offset: u64,
         buffer: PoolBuf,
-    ) -> Result<PendingOp<'_>, SendError> {
+    ) -> Result<PendingOp<'_>, RemoteError> {
         let len = buffer.len();
         let remote_addr = region.remote_addr(offset, len, RemoteAccess::READ).and_then(|remote_addr| {
             self.check_len(len)?;
             if buffer.protection_domain() != self.pool().protection_domain() {
-                let reason =
-                    "the device reads only into buffers of the connection's pool: `Connection::pool`";
-                return Err(Error::InvalidRequest { reason: reason.into() });
+                return Err(RemoteErrorKind::ForeignBuffer { peer: self.peer });
             }
             Ok(remote_addr)
         });
         match remote_addr {
             Ok(remote_addr) => Ok(self.operation(SendRequest::read(buffer, remote_addr), region)),
-            Err(error) => Err(SendError { error, buffer: Some(buffer) }),
+            Err(kind) => Err(RemoteError { kind, buffer: Some(buffer) }),
         }
     }
 
@@ -218,14 +169,14 @@ impl Driver {
         region: &PeerRegion,
         offset: u64,
         bytes: SendData<'_>,
-    ) -> Result<PendingOp<'_>, SendError> {
+    ) -> Result<PendingOp<'_>, RemoteError> {
         let len = bytes.bytes().len();
         let remote_addr = region
             .remote_addr(offset, len, RemoteAccess::WRITE)
             .and_then(|remote_addr| self.check_len(len).map(|()| remote_addr));
         let remote_addr = match remote_addr {
             Ok(remote_addr) => remote_addr,
-            Err(error) => return Err(bytes.into_error(error)),
+            Err(kind) => return Err(RemoteError { kind, buffer: bytes.into_buffer() }),
         };
         Ok(self.operation(SendRequest::write(self.buffer_of(bytes)?, remote_addr), region))
     }
@@ -238,7 +189,7 @@ impl Driver {
         add: u64,
     ) -> Result<PendingOp<'_>> {
         let remote_addr = region.word_addr(offset)?;
-        Ok(self.operation(SendRequest::fetch_add(self.pool().alloc(8)?, remote_addr, add), region))
+        Ok(self.operation(SendRequest::fetch_add(self.alloc(8)?, remote_addr, add), region))
     }
 
     /// Prepares a compare-and-swap of a word of the peer's memory.
@@ -250,7 +201,7 @@ impl Driver {
         swap: u64,
     ) -> Result<PendingOp<'_>> {
         let remote_addr = region.word_addr(offset)?;
-        let request = SendRequest::compare_swap(self.pool().alloc(8)?, remote_addr, compare, swap);
+        let request = SendRequest::compare_swap(self.alloc(8)?, remote_addr, compare, swap);
         Ok(self.operation(request, region))
     }
 
@@ -260,12 +211,16 @@ impl Driver {
         if len <= max as usize {
             return Ok(());
         }
-        let hint = "split the transfer: the maximum is that of the device's port";
-        Err(Error::MessageTooLong { len: len as u64, max: max.into(), hint })
+        Err(RemoteErrorKind::TooLong { len: len as u64, max: max.into() })
+    }
+
+    fn alloc(&self, len: usize) -> Result<PoolBuf> {
+        self.pool().alloc(len).map_err(|error| RemoteErrorKind::memory(self.peer, error))
     }
 
     fn operation(&self, request: SendRequest, region: &PeerRegion) -> PendingOp<'_> {
-        PendingOp { driver: self, request: Some(request), number: None, lane: region.lane(), buffer: None }
+        let region = region.clone();
+        PendingOp { driver: self, request: Some(request), number: None, region, buffer: None }
     }
 
     /// Posts the operation if the send queue is not full. Returns the buffer once the operation is complete.
@@ -273,31 +228,34 @@ impl Driver {
         &self,
         core: &mut Core,
         operation: &mut PendingOp<'_>,
-    ) -> Result<Option<Option<PoolBuf>>> {
+    ) -> Result<Option<PoolBuf>> {
         if let Some(number) = operation.number {
             return match core.operations.states.remove(&number) {
-                Some(OperationState::Done(true, buffer)) => Ok(Some(buffer)),
+                Some(OperationState::Done(true, Some(buffer))) => Ok(Some(buffer)),
+                Some(OperationState::Done(true, None)) => Err(lost_buffer(self.peer).into()),
                 Some(OperationState::Done(false, buffer)) => {
                     operation.buffer = buffer;
-                    Err(self.interrupted(core))
+                    Err(interrupted(core))
                 }
                 Some(state) => {
                     core.operations.states.insert(number, state);
                     Ok(None)
                 }
-                None => Err(self.interrupted(core)),
+                None => Err(interrupted(core)),
             };
         }
-        match core.connection.post_operation(operation.lane) {
+        check_not_closed(core)?;
+        operation.region.check_exposed(self.peer)?;
+        match core.connection.post_operation(operation.region.lane()) {
             Ok(()) => {}
             Err(Refusal::WouldBlock) => return Ok(None),
-            Err(Refusal::StaleRegion) => {
-                return Err(self.disconnected(
-                    "the connection was re-established",
-                    "call `remote_region` again: remote regions are valid for one connection",
-                ));
+            Err(Refusal::StaleRegion) => return Err(RemoteErrorKind::Stale { peer: self.peer }),
+            Err(refusal) => {
+                return Err(match refused(core, refusal) {
+                    SendErrorKind::ConnectionLost(error) => error.into(),
+                    _ => interrupted(core),
+                });
             }
-            Err(refusal) => return Err(self.refusal_error(core, refusal)),
         }
         let Some(request) = operation.request.take() else { return Ok(None) };
         let (number, wr_id) = core.operations.add();
@@ -309,10 +267,10 @@ impl Driver {
             Err(PostError { error, mut requests }) => {
                 core.operations.states.remove(&number);
                 operation.request = requests.pop();
-                core.note_failure(error.to_string(), "");
+                core.note_device_failure(error);
                 let now = core.now;
                 core.connection.handle_operation_refused(now);
-                Err(self.interrupted(core))
+                Err(interrupted(core))
             }
         }
     }
@@ -323,30 +281,40 @@ impl Driver {
         operations.iter_mut().try_for_each(|operation| self.poll_operation(&mut core, operation).map(drop))
     }
 
-    /// Returns the error of an operation whose lane has failed.
-    fn interrupted(&self, core: &Core) -> Error {
-        match core.connection.end_reason() {
-            Some(reason) => self.ended(core, reason),
-            None if core.connection.session().is_none() && core.failure.is_some() => {
-                self.ended(core, adverb_net_proto::EndReason::LaneFailed)
-            }
-            None => self.disconnected(
-                "the connection failed while the operation was in flight",
-                "check whether the operation took effect; after a reconnect, call `remote_region` again",
-            ),
-        }
-    }
-
     /// Returns registered memory with the bytes to write.
-    fn buffer_of(&self, message: SendData<'_>) -> Result<PoolBuf, SendError> {
+    fn buffer_of(&self, message: SendData<'_>) -> Result<PoolBuf, RemoteError> {
         message.into_buffer_of(self.pool().protection_domain()).or_else(|message| {
-            self.pool().copy_from(message.bytes()).map_err(|error| message.into_error(error))
+            let copy = self.pool().copy_from(message.bytes());
+            copy.map_err(|error| RemoteError {
+                kind: RemoteErrorKind::memory(self.peer, error),
+                buffer: message.into_buffer(),
+            })
         })
     }
 }
 
+/// Returns an error if the peer will expose no more memory.
+fn check_exposing(core: &Core) -> Result<()> {
+    check_not_closed(core)?;
+    match core.connection.end_reason() {
+        Some(reason) => Err(ended(core, reason).into()),
+        None if core.connection.has_peer_shutdown() => {
+            Err(RemoteErrorKind::NotExposed { peer: core.lane.peer })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Returns the error of an operation whose lane has failed.
+fn interrupted(core: &Core) -> RemoteErrorKind {
+    match (core.connection.end_reason(), &core.failure) {
+        (Some(reason), _) => ended(core, reason).into(),
+        (None, Some(failure)) if core.connection.session().is_none() => failure.clone().into(),
+        (None, _) => RemoteErrorKind::Interrupted { peer: core.lane.peer },
+    }
+}
+
 /// Returns the word that an atomic operation returned.
-pub(crate) fn word_from_buffer(buffer: Option<PoolBuf>) -> u64 {
-    let bytes = buffer.and_then(|buffer| buffer.first_chunk().copied());
-    u64::from_ne_bytes(bytes.unwrap_or_default())
+pub(crate) fn word_from_buffer(buffer: &PoolBuf) -> u64 {
+    u64::from_ne_bytes(buffer.first_chunk().copied().unwrap_or_default())
 }

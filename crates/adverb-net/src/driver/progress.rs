@@ -6,30 +6,36 @@ use adverb_net_proto::{
     Completed, EagerWrite, Event, HELLO_LEN, Payload, PhaseKind, Post, Register, RegisterMemory, Tag,
     Violation,
 };
-use adverb_verbs::internal::{self, error_event};
+use adverb_verbs::internal::{self, WithCauses, error_event};
 use adverb_verbs::{
     Access, CompletedOperation, Completion, Error, PostError, RecvRequest, Result, SendRequest, Status,
-    explain,
 };
 use parking_lot::MutexGuard;
 
 use super::lane::HELLO_RECV;
-use super::memory::{Buffer, Region};
+use super::memory::Buffer;
 use super::operation::is_operation;
-use super::{Core, Driver, Lane, LaneState, abort, describe, resume};
+use super::region::Region;
+use super::{Core, Driver, Lane, LaneState, abort, describe, lost_buffer, resume};
+use crate::error::ConnectionError;
 use crate::protocol::proof::SEAL_LEN;
 use crate::remote::PeerRegion;
 
 /// The maximum number of regions that a peer may expose over a lane.
 const MAX_PEER_REGIONS: usize = 4096;
-/// The hint if the device does not report why it flushes requests.
-const UNKNOWN_CAUSE: &str = "check the device's events: it may have refused a request of the peer, because no request of this side failed";
 
 impl Driver {
     /// [Polls](Driver::poll_lane) the device, unless a leading thread does that. Returns whether the connection was
     /// advanced.
     pub(crate) fn drive(&self, core: &mut MutexGuard<'_, Core>) -> bool {
         !core.waiters.has_leader() && self.poll_lane(core)
+    }
+
+    /// [Drives](Driver::drive) the connection once, unless another thread has locked it.
+    pub(crate) fn poll_once(&self) {
+        if let Some(mut core) = self.core.try_lock() {
+            self.drive(&mut core);
+        }
     }
 
     /// Polls the device, and [advances](Driver::advance) the connection, unless there are no completions and the lane is
@@ -52,6 +58,15 @@ impl Driver {
         true
     }
 
+    /// Fails the lane.
+    pub(crate) fn handle_lane_failure(&self, core: &mut MutexGuard<'_, Core>, failure: ConnectionError) {
+        self.update_time(core);
+        core.note_failure(|_| failure);
+        let now = core.now;
+        core.connection.handle_lane_failed(now);
+        self.advance(core);
+    }
+
     /// Handles the result of a poll, whose time is noted, and [advances](Driver::advance) the connection.
     pub(super) fn handle_polled(
         &self,
@@ -60,8 +75,8 @@ impl Driver {
         done: &mut Vec<Completion>,
     ) {
         core.unpolled = 0;
-        if let Err(error) = &polled {
-            core.note_failure(error.to_string(), "");
+        if let Err(error) = polled {
+            core.note_device_failure(error);
             let now = core.now;
             core.connection.handle_lane_failed(now);
         }
@@ -86,10 +101,10 @@ impl Driver {
         if lane.manager_events().is_none() || core.lane_state != LaneState::Active {
             return;
         }
-        let reason = match lane.was_ended_by_manager() {
+        let failure = match lane.was_ended_by_manager() {
             Ok(false) => return,
-            Ok(true) => "the peer's connection manager disconnected".to_owned(),
-            Err(error) => error.to_string(),
+            Ok(true) => ConnectionError::PeerLost { peer: lane.peer, has_exited: true },
+            Err(error) => ConnectionError::device(lane.peer, error),
         };
         // The peer sent its messages before it disconnected, so their completions are in the queue.
         self.update_time(core);
@@ -98,7 +113,7 @@ impl Driver {
             self.handle_completions(core, &mut done);
         }
         core.done = done;
-        core.note_failure(reason, "check whether the peer's program has exited");
+        core.note_failure(|_| failure);
         let now = core.now;
         core.connection.handle_lane_failed(now);
         self.advance(core);
@@ -122,7 +137,9 @@ impl Driver {
                     core.released = released;
                 }
             }
-            let Some(register) = core.connection.poll_register() else { break };
+            // Registered memory may need a window, and room for its bind.
+            let register = if core.binds.has_room() { core.connection.poll_register() } else { None };
+            let Some(register) = register else { break };
             self.register(core, register);
         }
         if std::mem::take(&mut core.has_changes) {
@@ -139,10 +156,19 @@ impl Driver {
         self.update_time(core);
         let now = core.now;
         match registered {
-            Ok(region) => core.connection.handle_registered(id, Region(region), now),
+            Ok(mut region) => {
+                let is_withdrawn = region.is_withdrawn();
+                if !is_withdrawn {
+                    core.bind(&lane, &mut region);
+                }
+                core.connection.handle_registered(id, region, now);
+                if is_withdrawn {
+                    core.connection.withdraw(|_, region| region.is_some_and(Region::is_withdrawn));
+                }
+            }
             Err(refused) => {
-                let (error, memory) = *refused;
-                core.note_failure(error.to_string(), "");
+                let (failure, memory) = *refused;
+                core.note_failure(|_| failure);
                 core.connection.handle_register_failed(id, memory);
             }
         }
@@ -163,13 +189,13 @@ impl Driver {
             let (connection, mut memory, now) = core.parts();
             let Some(post) = connection.poll_post(&mut memory, now) else {
                 if let Some(error) = memory.failure {
-                    core.note_failure(error.to_string(), "");
+                    core.note_device_failure(error);
                 }
                 return;
             };
             if let Err(refused) = post_one(&core.lane, post) {
                 let (error, post) = *refused;
-                core.note_failure(error.to_string(), "");
+                core.note_device_failure(error);
                 core.connection.handle_refused(post, core.now);
             }
         }
@@ -182,7 +208,7 @@ impl Driver {
         let request = SendRequest::write_with_imm(buf.0, remote, immediate).tag(Tag::Frames.wr_id());
         let request = if is_signaled { request } else { request.unsignaled() };
         if let Err(PostError { error, requests }) = core.lane.queue_pair.post_send(request) {
-            core.note_failure(error.to_string(), "");
+            core.note_device_failure(error);
             let (tag, buf) = (Tag::Frames, take_buffer(requests));
             let post = Post::Write { tag, buf, remote, immediate, is_signaled };
             core.connection.handle_refused(post, core.now);
@@ -199,7 +225,8 @@ impl Driver {
             match event {
                 Event::Established { lane } => self.handle_established(core, lane),
                 Event::Exposed { name, region } => {
-                    let region = PeerRegion::new(region, core.connection.lane());
+                    let earlier = core.peer_regions.get(&name);
+                    let region = PeerRegion::new(region, core.connection.lane(), earlier);
                     let count = core.peer_regions.len() + core.peer_addresses.len();
                     let is_new = region.is_by_address() || !core.peer_regions.contains_key(&name);
                     if count >= MAX_PEER_REGIONS && is_new {
@@ -208,6 +235,11 @@ impl Driver {
                         core.peer_addresses.push(region);
                     } else {
                         core.peer_regions.insert(name, region);
+                    }
+                }
+                Event::Withdrawn { name } => {
+                    if let Some(region) = core.peer_regions.remove(&name) {
+                        region.set_withdrawn();
                     }
                 }
                 Event::Release(region) => core.released.push(region),
@@ -247,7 +279,7 @@ impl Driver {
         core.lane_state = LaneState::Draining;
         abort(core);
         if let Err(error) = internal::begin_drain(&core.lane.queue_pair) {
-            tracing::debug!(%error, "could not drain the queue pair of a connection");
+            tracing::debug!(error = %WithCauses(&error), "could not drain the queue pair of a connection");
             core.lane_state = LaneState::Stopped;
         }
     }
@@ -274,7 +306,7 @@ impl Driver {
         }
         core.lane_state = LaneState::Drained;
         let left = internal::reset_and_reclaim(&core.lane.queue_pair).unwrap_or_else(|error| {
-            tracing::warn!(%error, "lost the outstanding requests of a failed queue pair");
+            tracing::warn!(error = %WithCauses(&error), "lost the outstanding requests of a failed queue pair");
             Vec::new()
         });
         let left = left
@@ -282,6 +314,7 @@ impl Driver {
             .filter_map(|(tag, payload)| Some((Tag::from_wr_id(tag)?, payload.into_pool_buf().map(Buffer))));
         let left = left.collect();
         core.operations.fail_posted();
+        core.binds.clear();
         self.update_time(core);
         let (connection, mut memory, now) = core.parts();
         connection.handle_drained(&mut memory, left, now);
@@ -323,7 +356,7 @@ impl Driver {
         if let Some(watch) = self.watch.get()
             && let Err(error) = lane.add_events(watch)
         {
-            core.note_failure(error.to_string(), "");
+            core.note_failure(|peer| ConnectionError::system(peer, "watching a completion queue", error));
             core.connection.abort();
         }
         let replaced = std::mem::replace(&mut core.lane, lane);
@@ -356,6 +389,7 @@ fn handle_completion(core: &mut Core, completion: Completion) {
         // The receive of the hello failed.
         None if wr_id == HELLO_RECV => (Tag::Recv, None),
         None => {
+            let Some(completion) = core.handle_bind(completion) else { return };
             debug_assert!(is_operation(wr_id), "requests have known tags");
             core.operations.complete(wr_id, completion);
             (Tag::Operation, None)
@@ -377,7 +411,7 @@ fn handle_completed(core: &mut Core, completed: Completed<Buffer>) {
     let (connection, mut memory, now) = core.parts();
     connection.handle_completion(&mut memory, completed, now);
     if let Some(error) = memory.failure {
-        core.note_failure(error.to_string(), "");
+        core.note_device_failure(error);
     }
 }
 
@@ -415,18 +449,16 @@ fn note_status(core: &mut Core, status: Status) {
         return;
     }
     if status != Status::Flushed {
-        return core.note_failure(status.to_string(), status.hint().unwrap_or_default());
+        return core.note_failure(|peer| ConnectionError::request_failed(peer, status));
     }
     // No request of this side failed before, so no completion has the cause: the device refused a request of the peer,
     // or failed.
-    match error_event(&core.lane.queue_pair).and_then(explain::device_event) {
-        Some(event) => core.note_failure(event.summary, event.hint.unwrap_or_default()),
-        None => core.note_failure(status.to_string(), UNKNOWN_CAUSE),
-    }
+    let event = error_event(&core.lane.queue_pair);
+    core.note_failure(|peer| ConnectionError::QueuePairFailed { peer, event });
 }
 
 /// An error, and the operand that the device refused. Boxed, because the usual result is success.
-type Refused<T> = Box<(Error, T)>;
+type Refused<T, E = Error> = Box<(E, T)>;
 
 /// Posts a request, or returns it with the error.
 pub(super) fn post_one(lane: &Lane, post: Post<Buffer>) -> Result<(), Refused<Post<Buffer>>> {
@@ -489,21 +521,20 @@ fn take_buffer(mut requests: Vec<SendRequest>) -> Option<Buffer> {
 fn register_memory(
     lane: &Lane,
     memory: RegisterMemory<Buffer, Region>,
-) -> Result<adverb_verbs::memory::MemoryRegion, Refused<RegisterMemory<Buffer, Region>>> {
+) -> Result<Region, Refused<RegisterMemory<Buffer, Region>, ConnectionError>> {
     let domain = lane.pool.protection_domain();
+    let refused = |memory| |error| Box::new((ConnectionError::device(lane.peer, error), memory));
     match memory {
-        RegisterMemory::Ring { len } => {
-            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-            domain
-                .region(len as usize, access)
-                .map_err(|error| Box::new((error, RegisterMemory::Ring { len })))
-        }
-        RegisterMemory::Exposed(region) => internal::register_again(&region.0, domain)
-            .map_err(|error| Box::new((error, RegisterMemory::Exposed(region)))),
+        RegisterMemory::Ring { len } => Region::allocate(lane, len as usize, Access::REMOTE_WRITE)
+            .map_err(refused(RegisterMemory::Ring { len })),
+        RegisterMemory::Exposed(mut region) => match region.register_for(lane) {
+            Ok(()) => Ok(region),
+            Err(error) => Err(refused(RegisterMemory::Exposed(region))(error)),
+        },
         RegisterMemory::Message(payload) => {
-            let lost = || Error::InvalidRequest { reason: "the device did not return a buffer".into() };
+            let lost = RegisterMemory::Ring { len: 0 };
             let Some(buffer) = resume::reclaim(payload) else {
-                return Err(Box::new((lost(), RegisterMemory::Ring { len: 0 })));
+                return Err(Box::new((lost_buffer(lane.peer), lost)));
             };
             let buffer = if buffer.protection_domain() == domain {
                 buffer
@@ -511,13 +542,12 @@ fn register_memory(
                 match lane.pool.copy_from(&buffer) {
                     Ok(copy) => copy,
                     Err(error) => {
-                        return Err(Box::new((error, RegisterMemory::Message(Payload::Buf(Buffer(buffer))))));
+                        let memory = RegisterMemory::Message(Payload::Buf(Buffer(buffer)));
+                        return Err(refused(memory)(error));
                     }
                 }
             };
-            buffer
-                .register(Access::REMOTE_READ)
-                .map_err(|error| Box::new((error, RegisterMemory::Ring { len: 0 })))
+            Region::message(lane, buffer).map_err(refused(lost))
         }
     }
 }

@@ -1,15 +1,16 @@
 //! Resuming a session over another lane.
 
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use adverb_net_proto::{Hello, Payload, PhaseKind};
-use adverb_verbs::internal;
+use adverb_verbs::internal::WithCauses;
 use adverb_verbs::memory::PoolBuf;
 
-use super::memory::{Buffer, Region};
+use super::memory::Buffer;
+use super::region::Region;
 use super::{Core, Driver, Lane};
+use crate::error::{ConnectError, ConnectionError};
 
 /// The source of a connection's lanes after the first one.
 pub(crate) trait LaneSource: Send + Sync {
@@ -19,7 +20,7 @@ pub(crate) trait LaneSource: Send + Sync {
     /// # Errors
     ///
     /// Returns an error if the source cannot handle requests.
-    fn request(&self, count: u32, timeout: Duration) -> io::Result<Box<dyn LaneRequest>>;
+    fn request(&self, count: u32, timeout: Duration) -> Result<Box<dyn LaneRequest>, ConnectError>;
 
     /// Destroys a lane that another one has replaced. The caller may be a thread of a runtime, and the device may take
     /// long.
@@ -48,26 +49,35 @@ impl Driver {
         if core.lane_request.is_some() {
             return;
         }
-        let reason = core.failure.as_ref().map_or("", |failure| &failure.reason);
-        tracing::info!(peer = %self.peer, %reason, "a connection failed; reconnecting");
+        let reason = core.failure.as_ref().map(|failure| tracing::field::display(WithCauses(failure)));
+        tracing::info!(peer = %self.peer, reason, "a connection failed; reconnecting");
         core.request_count += 1;
         match source.request(core.request_count, timeout) {
             Ok(request) => core.lane_request = Some(request),
             Err(error) => {
-                core.request_failure = Some(error.to_string());
+                core.request_failure = Some(Arc::new(error));
                 core.connection.handle_redial_failed();
             }
         }
     }
 
+    /// Records the error of an attempt to get another lane, for the case that none succeeds in time. Has no effect if the
+    /// connection has requested a lane again since the request with this count.
+    pub(crate) fn note_request_failure(&self, request_count: u32, error: Arc<ConnectError>) {
+        let mut core = self.lock();
+        if core.request_count == request_count {
+            core.request_failure = Some(error);
+        }
+    }
+
     /// Ends a connection for which there is no other lane. Has no effect if the connection is established, or has
     /// requested a lane again since the request with this count.
-    pub(crate) fn end_after(&self, request_count: u32, reason: &str) {
+    pub(crate) fn end_after(&self, request_count: u32, error: Option<Arc<ConnectError>>) {
         let mut core = self.lock();
         if core.request_count != request_count || core.connection.phase() == PhaseKind::Established {
             return;
         }
-        core.request_failure = Some(reason.to_owned());
+        core.request_failure = error;
         self.update_time(&mut core);
         core.connection.handle_redial_failed();
         self.advance(&mut core);
@@ -100,7 +110,7 @@ impl Driver {
         if core.connection.phase() == PhaseKind::Handshake {
             self.use_lane(&mut core, Arc::clone(lane));
         } else {
-            core.note_failure("the peer reconnected over another path", "");
+            core.note_failure(|peer| ConnectionError::PeerLost { peer, has_exited: false });
             core.successor = Some(Arc::clone(lane));
         }
         self.advance(&mut core);
@@ -126,6 +136,6 @@ impl Driver {
 pub(super) fn reclaim(payload: Payload<Buffer, Region>) -> Option<PoolBuf> {
     match payload {
         Payload::Buf(buffer) => Some(buffer.0),
-        Payload::Region(region) => internal::reclaim(region.0),
+        Payload::Region(region) => region.reclaim(),
     }
 }

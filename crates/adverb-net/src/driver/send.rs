@@ -1,14 +1,14 @@
-//! Sending: messages and exposed regions.
+//! Sending messages.
 
 use adverb_net_proto::{EndReason, PhaseKind, SendError as Refusal};
-use adverb_verbs::memory::MemoryRegion;
-use adverb_verbs::{Access, Error, Result, internal};
+use adverb_verbs as verbs;
 
-use super::memory::Region;
-use super::{Core, Driver, Lane, MAX_UNPOLLED};
-use crate::message::{SendData, SendError};
+use super::region::Region;
+use super::{Core, Driver, MAX_UNPOLLED, ended, lost_buffer};
+use crate::error::{ConnectionError, SendError, SendErrorKind};
+use crate::message::SendData;
 
-/// A message or a region that is to be sent.
+/// A message that is to be sent.
 pub(crate) struct Outgoing<'a> {
     body: Body<'a>,
     immediate: Option<u32>,
@@ -19,9 +19,9 @@ enum Body<'a> {
     Eager(SendData<'a>),
     /// A message that the peer reads, registered for the lane of this number.
     Rendezvous { region: Region, is_copy: bool, lane: u32 },
-    /// Memory that is exposed to the peer, registered for the lane of this number.
-    Expose { name: String, region: Region, rights: u8, lane: u32 },
 }
+
+type Result<T, E = SendErrorKind> = std::result::Result<T, E>;
 
 /// The result of enqueueing an [`Outgoing`].
 enum Enqueued {
@@ -64,9 +64,8 @@ impl Driver {
         let len = message.bytes().len();
         let (_, max) = self.limits();
         if u32::try_from(len).ok().is_none_or(|len| len > max) {
-            let hint = "split the message, or raise `Options::max_message_size` on the peer";
-            let error = Error::MessageTooLong { len: len as u64, max: max.into(), hint };
-            return Err(message.into_error(error));
+            let (len, max) = (len as u64, max.into());
+            return Err(message.into_error(SendErrorKind::TooLong { peer: self.peer, len, max }));
         }
         let (lane, number) = {
             let mut core = self.lock();
@@ -74,15 +73,16 @@ impl Driver {
             core.unpolled = MAX_UNPOLLED;
             (core.lane(), core.connection.lane())
         };
+        let failed = |error| SendErrorKind::memory(self.peer, error);
         let (buffer, is_copy) = match message.into_buffer_of(lane.pool.protection_domain()) {
             Ok(buffer) => (buffer, false),
             // The peer can't read a buffer of another protection domain.
             Err(message) => match lane.pool.copy_from(message.bytes()) {
                 Ok(copy) => (copy, true),
-                Err(error) => return Err(message.into_error(error)),
+                Err(error) => return Err(message.into_error(failed(error))),
             },
         };
-        let region = Region(buffer.register(Access::REMOTE_READ)?);
+        let region = Region::message(&lane, buffer).map_err(failed)?;
         Ok(Outgoing { body: Body::Rendezvous { region, is_copy, lane: number }, immediate })
     }
 
@@ -94,19 +94,10 @@ impl Driver {
         let Some(Outgoing { body, immediate }) = outgoing else { return Ok(None) };
         let message = match body {
             Body::Eager(message) => message,
-            Body::Rendezvous { region, .. } => match internal::reclaim(region.0) {
+            Body::Rendezvous { region, .. } => match region.reclaim() {
                 Some(buffer) => buffer.into(),
-                None => return Err(self.disconnected("the device did not return a buffer", "").into()),
+                None => return Err(SendErrorKind::from(lost_buffer(self.peer)).into()),
             },
-            Body::Expose { name, region, rights, .. } => {
-                let (lane, number) = {
-                    let core = self.lock();
-                    (core.lane(), core.connection.lane())
-                };
-                let region = Region(internal::register_again(&region.0, lane.pool.protection_domain())?);
-                let body = Body::Expose { name, region, rights, lane: number };
-                return Ok(Some(Outgoing { body, immediate }));
-            }
         };
         self.prepare(message, immediate).map(Some)
     }
@@ -127,46 +118,43 @@ impl Driver {
                 }
             };
         }
-        let refusal = match outgoing.take() {
-            None | Some(Outgoing { body: Body::Eager(_), .. }) => {
-                return Ok(Enqueued::Write(core.connection.last_write()));
-            }
-            Some(Outgoing { body: Body::Rendezvous { region, is_copy, lane }, immediate }) => {
-                let sent = connection.send_region(&mut memory, region, lane, immediate);
-                sent.map_err(|(refusal, region)| {
-                    (refusal, Body::Rendezvous { region, is_copy, lane }, immediate)
-                })
-            }
-            Some(Outgoing { body: Body::Expose { name, region, rights, lane }, immediate }) => {
-                let sent = connection.expose(&mut memory, &name, region, rights, lane);
-                sent.map_err(|(refusal, region)| {
-                    (refusal, Body::Expose { name, region, rights, lane }, immediate)
-                })
-            }
-        };
-        let Err((refusal, body, immediate)) = refusal else {
+        let Some(Outgoing { body: Body::Rendezvous { mut region, is_copy, lane: number }, immediate }) =
+            outgoing.take()
+        else {
             return Ok(Enqueued::Write(core.connection.last_write()));
         };
-        *outgoing = Some(Outgoing { body, immediate });
+        // A window is bound only for a message that is sent next.
+        if region.is_unbound() && number == core.connection.lane() {
+            if core.connection.can_send_region() && core.binds.has_room() {
+                let lane = core.lane();
+                core.bind(&lane, &mut region);
+            } else if core.connection.check_send().is_ok() {
+                *outgoing =
+                    Some(Outgoing { body: Body::Rendezvous { region, is_copy, lane: number }, immediate });
+                return Ok(Enqueued::WouldBlock);
+            }
+        }
+        let (connection, mut memory, _) = core.parts();
+        let Err((refusal, region)) = connection.send_region(&mut memory, region, number, immediate) else {
+            return Ok(Enqueued::Write(core.connection.last_write()));
+        };
+        *outgoing = Some(Outgoing { body: Body::Rendezvous { region, is_copy, lane: number }, immediate });
         let failure = memory.failure;
         self.classify_refusal(core, refusal, failure)
     }
 
     /// Converts a refusal to a result. `failure` is the error of an allocation.
-    fn classify_refusal(&self, core: &Core, refusal: Refusal, failure: Option<Error>) -> Result<Enqueued> {
-        match refusal {
-            Refusal::WouldBlock => failure.map_or(Ok(Enqueued::WouldBlock), Err),
-            Refusal::StaleRegion | Refusal::TooLong { .. } => Ok(Enqueued::Stale),
-            refusal => Err(self.refusal_error(core, refusal)),
-        }
-    }
-
-    /// Returns the error of a call that the connection has refused, and would refuse again.
-    pub(super) fn refusal_error(&self, core: &Core, refusal: Refusal) -> Error {
-        match refusal {
-            Refusal::Ended(EndReason::PeerClosed) => self.disconnected("the peer closed the connection", ""),
-            Refusal::Ended(reason) => self.ended(core, reason),
-            refusal => self.disconnected(refusal.to_string(), ""),
+    fn classify_refusal(
+        &self,
+        core: &Core,
+        refusal: Refusal,
+        failure: Option<verbs::Error>,
+    ) -> Result<Enqueued> {
+        match (refusal, failure) {
+            (Refusal::WouldBlock, Some(error)) => Err(SendErrorKind::memory(self.peer, error)),
+            (Refusal::WouldBlock, None) => Ok(Enqueued::WouldBlock),
+            (Refusal::StaleRegion | Refusal::TooLong { .. }, _) => Ok(Enqueued::Stale),
+            (refusal, _) => Err(refused(core, refusal)),
         }
     }
 
@@ -245,12 +233,12 @@ impl Driver {
                 }
                 Err(Refusal::WouldBlock) => {
                     if let Some(error) = memory.failure {
-                        return Err(error);
+                        return Err(SendErrorKind::memory(self.peer, error));
                     }
                     self.post_all(core);
                 }
                 Err(Refusal::TooLong { .. }) => return Ok(Some(Sent::Stale)),
-                Err(refusal) => return Err(self.refusal_error(core, refusal)),
+                Err(refusal) => return Err(refused(core, refusal)),
             }
         }
         Ok(None)
@@ -261,7 +249,7 @@ impl Driver {
         self.flush(core);
         let len = match &outgoing.body {
             Body::Eager(data) => data.bytes().len(),
-            Body::Rendezvous { .. } | Body::Expose { .. } => 0,
+            Body::Rendezvous { .. } => 0,
         };
         let mut outgoing = Some(outgoing);
         // Without this check, a message that cannot be posted would be enqueued.
@@ -276,14 +264,14 @@ impl Driver {
                 self.post_all(core);
                 return Ok(());
             }
-            Ok(_) => Error::WouldBlock { action: "sending a message" },
+            Ok(_) => SendErrorKind::WouldBlock { peer: self.peer },
             Err(error) => error,
         };
         Err(Outgoing::into_error(outgoing, error))
     }
 
     /// Enqueues and posts a copy of bytes of a stream. Returns whether the copy was enqueued.
-    pub(crate) fn send_copy(&self, core: &mut Core, copy: Outgoing<'_>) -> Result<bool> {
+    pub(super) fn send_copy(&self, core: &mut Core, copy: Outgoing<'_>) -> Result<bool> {
         let is_enqueued = matches!(self.try_enqueue(core, &mut Some(copy))?, Enqueued::Write(_));
         self.post_all(core);
         Ok(is_enqueued)
@@ -306,12 +294,10 @@ impl Driver {
     }
 
     /// Returns an error if nothing more can be sent.
-    fn check_ended(&self, core: &Core) -> Result<()> {
+    pub(super) fn check_ended(&self, core: &Core) -> Result<(), ConnectionError> {
         match core.connection.end_reason() {
-            Some(reason) => Err(self.ended(core, reason)),
-            None if core.connection.has_peer_closed() => {
-                Err(self.disconnected("the peer closed the connection", ""))
-            }
+            Some(reason) => Err(ended(core, reason)),
+            None if core.connection.has_peer_closed() => Err(ConnectionError::PeerClosed { peer: self.peer }),
             None => Ok(()),
         }
     }
@@ -337,30 +323,29 @@ impl Driver {
 }
 
 impl Outgoing<'_> {
-    pub(super) fn rendezvous(region: MemoryRegion, lane: u32) -> Outgoing<'static> {
-        Outgoing { body: Body::Rendezvous { region: Region(region), is_copy: true, lane }, immediate: None }
-    }
-
-    pub(super) fn expose(name: &str, region: MemoryRegion, rights: u8, lane: u32) -> Outgoing<'static> {
-        let body = Body::Expose { name: name.to_owned(), region: Region(region), rights, lane };
-        Outgoing { body, immediate: None }
+    pub(super) fn rendezvous(region: Region, lane: u32) -> Outgoing<'static> {
+        Outgoing { body: Body::Rendezvous { region, is_copy: true, lane }, immediate: None }
     }
 
     /// Returns the error of a message that was not sent. It contains the message's buffer, if the message was not
     /// enqueued.
-    pub(crate) fn into_error(outgoing: Option<Outgoing<'_>>, error: Error) -> SendError {
+    pub(crate) fn into_error(outgoing: Option<Outgoing<'_>>, kind: SendErrorKind) -> SendError {
         let buffer = match outgoing.map(|outgoing| outgoing.body) {
-            Some(Body::Eager(message)) => return message.into_error(error),
-            Some(Body::Rendezvous { region, is_copy: false, .. }) => internal::reclaim(region.0),
+            Some(Body::Eager(message)) => return message.into_error(kind),
+            Some(Body::Rendezvous { region, is_copy: false, .. }) => region.reclaim(),
             _ => None,
         };
-        SendError { error, buffer }
+        SendError { kind, buffer }
     }
 }
 
-impl Lane {
-    /// Registers new memory that is to be exposed.
-    pub(super) fn region(&self, len: usize, access: Access) -> Result<MemoryRegion> {
-        self.pool.protection_domain().region(len, access)
+/// Returns the error of a call that the connection has refused, and would refuse again.
+pub(super) fn refused(core: &Core, refusal: Refusal) -> SendErrorKind {
+    let peer = core.lane.peer;
+    match refusal {
+        Refusal::Ended(EndReason::PeerClosed) => ConnectionError::PeerClosed { peer }.into(),
+        Refusal::Ended(reason) => ended(core, reason).into(),
+        Refusal::Shutdown if core.connection.is_closing() => ConnectionError::LocallyClosed { peer }.into(),
+        _ => SendErrorKind::ShutDown { peer },
     }
 }

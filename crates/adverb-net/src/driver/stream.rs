@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use adverb_net_proto::SendError as Refusal;
 use adverb_verbs::memory::PoolBuf;
-use adverb_verbs::{Access, Result};
 
+use super::region::Region;
+use super::send::refused;
 use super::{Core, Driver, Lane, MAX_UNPOLLED, Outgoing};
+use crate::error::{RecvError, SendErrorKind};
 use crate::message::Message;
 
 /// The minimum number of bytes for which a rendezvous message is faster than a copy into the peer's ring.
@@ -19,17 +21,21 @@ const MAX_RENDEZVOUS_LEN: usize = 512 << 10;
 pub(crate) enum StreamWrite {
     /// This number of bytes was enqueued.
     Queued(usize),
-    /// The caller [copies](Driver::copy) this number of bytes without the lock, for the lane of this number.
+    /// [`finish_write`](Driver::finish_write) copies this number of bytes, for the lane of this number.
     Copy { len: usize, lane: Arc<Lane>, number: u32 },
 }
 
 impl Driver {
     /// Enqueues as many of these bytes as there are credits for, or returns `None`. A short write is sent as one
     /// message, or joins the batch. A long write is copied, and the peer reads the copies.
-    pub(crate) fn write_some(&self, core: &mut Core, slices: &[IoSlice<'_>]) -> Result<Option<StreamWrite>> {
+    pub(crate) fn write_some(
+        &self,
+        core: &mut Core,
+        slices: &[IoSlice<'_>],
+    ) -> Result<Option<StreamWrite>, SendErrorKind> {
         match core.connection.check_send() {
             Ok(()) | Err(Refusal::WouldBlock) => {}
-            Err(refusal) => return Err(self.refusal_error(core, refusal)),
+            Err(refusal) => return Err(refused(core, refusal)),
         }
         // Messages that were fed precede the bytes.
         self.flush(core);
@@ -53,26 +59,33 @@ impl Driver {
                 self.post_all(core);
                 Ok(Some(StreamWrite::Queued(len)))
             }
-            Err(Refusal::WouldBlock) => memory.failure.map_or(Ok(None), Err),
-            Err(refusal) => Err(self.refusal_error(core, refusal)),
+            Err(Refusal::WouldBlock) => {
+                memory.failure.map_or(Ok(None), |error| Err(SendErrorKind::memory(self.peer, error)))
+            }
+            Err(refusal) => Err(refused(core, refusal)),
         }
     }
 
-    /// Copies the first `len` bytes into registered memory, from which the peer reads them.
-    pub(crate) fn copy(
+    /// Copies bytes into registered memory without the lock, and enqueues them, unless they are enqueued. Returns their
+    /// number, or `None` if the connection has another lane or no lane by now.
+    pub(crate) fn finish_write(
         &self,
-        lane: &Lane,
-        number: u32,
+        write: StreamWrite,
         slices: &[IoSlice<'_>],
-        len: usize,
-    ) -> Result<Outgoing<'static>> {
-        let mut buffer = lane.pool.alloc(len)?;
+    ) -> Result<Option<usize>, SendErrorKind> {
+        let (len, lane, number) = match write {
+            StreamWrite::Queued(count) => return Ok(Some(count)),
+            StreamWrite::Copy { len, lane, number } => (len, lane, number),
+        };
+        let failed = |error| SendErrorKind::memory(self.peer, error);
+        let mut buffer = lane.pool.alloc(len).map_err(failed)?;
         copy_slices(slices, &mut buffer);
-        Ok(Outgoing::rendezvous(buffer.register(Access::REMOTE_READ)?, number))
+        let copy = Outgoing::rendezvous(Region::message(&lane, buffer).map_err(failed)?, number);
+        Ok(self.send_copy(&mut self.lock(), copy)?.then_some(len))
     }
 
     /// Returns the next bytes of the stream, or `Some(None)` at its end. Returns `None` if neither has arrived.
-    pub(crate) fn next_bytes(&self, core: &mut Core) -> Result<Option<Option<PoolBuf>>> {
+    pub(crate) fn next_bytes(&self, core: &mut Core) -> Result<Option<Option<PoolBuf>>, RecvError> {
         loop {
             match self.try_recv(core)? {
                 // An empty message would look like the end of the stream.

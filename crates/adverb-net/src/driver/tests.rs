@@ -2,8 +2,8 @@
 
 use std::net::Ipv4Addr;
 
-use adverb_net_proto::{EndReason, Hello, Tag};
-use adverb_verbs::{PeerAttributes, ProtectionDomain, SendRequest, SoftDevice, Transport};
+use adverb_net_proto::{EndReason, Hello, Post, Tag};
+use adverb_verbs::{PeerAttributes, ProtectionDomain, RemoteAddress, SendRequest, SoftDevice, Transport};
 
 use super::progress::post_hello;
 use super::{Core, Driver, HelloExchange, Lane, LaneParts, LanePurpose};
@@ -30,6 +30,14 @@ impl Driver {
         let mut core = self.lock();
         core.connection.abort();
         self.advance(&mut core);
+    }
+
+    /// Returns the address and the key of the peer's ring.
+    pub(crate) fn peer_ring(&self) -> RemoteAddress {
+        match self.lock().connection.abort_write() {
+            Some(Post::Write { remote, .. }) => remote,
+            _ => panic!("the lane is not established"),
+        }
     }
 
     pub(crate) fn has_peer_closed(&self) -> bool {

@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use adverb_verbs::internal::Deadline;
-use adverb_verbs::{ArmFor, Completion, Result};
+use adverb_verbs::{ArmFor, Completion};
 use parking_lot::MutexGuard;
 
 use super::{Core, Driver, Lane};
+use crate::error::{ConnectionError, WaitError};
 use crate::wait::{Block, CallerKind, Events, Lock, Notify, Waiters, WaitingCaller};
 
 /// A locked connection.
@@ -38,8 +39,8 @@ impl Events for Locked<'_> {
 
     fn arm(&mut self) {
         if let Err(error) = self.core.lane().completions.arm(ArmFor::Any) {
-            self.driver.update_time(&mut self.core);
-            self.driver.handle_polled(&mut self.core, Err(error), &mut Vec::new());
+            let error = ConnectionError::device(self.core.lane.peer, error);
+            self.driver.handle_lane_failure(&mut self.core, error);
         }
     }
 
@@ -65,28 +66,26 @@ impl Driver {
     }
 
     /// Waits until `ready` returns a value.
-    pub(crate) fn wait<T>(
+    pub(crate) fn wait<T, E: WaitError>(
         &self,
         timeout: Duration,
-        waiting: &'static str,
-        mut ready: impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
-    ) -> Result<T> {
+        mut ready: impl FnMut(&Driver, &mut Core) -> Result<Option<T>, E>,
+    ) -> Result<T, E> {
         let mut core = self.lock();
         match self.try_now(&mut core, &mut ready)? {
             Some(value) => Ok(value),
-            None => self.block(core, timeout, waiting, ready),
+            None => self.block(core, timeout, ready),
         }
     }
 
     /// Blocks until `ready` returns a value. The caller has just called `ready`, which returned none.
-    fn block<T>(
+    fn block<T, E: WaitError>(
         &self,
         core: MutexGuard<'_, Core>,
         timeout: Duration,
-        waiting: &'static str,
-        mut ready: impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
-    ) -> Result<T> {
-        let timed_out = || Err(self.timed_out(timeout, waiting));
+        mut ready: impl FnMut(&Driver, &mut Core) -> Result<Option<T>, E>,
+    ) -> Result<T, E> {
+        let timed_out = || Err(E::timed_out(self.peer, timeout));
         if timeout.is_zero() {
             return timed_out();
         }
@@ -129,7 +128,7 @@ impl Driver {
                     match slept {
                         Ok(true) => caller.event_taken(&mut locked),
                         Ok(false) => self.check_manager(&mut locked.core),
-                        Err(error) => self.handle_polled(&mut locked.core, Err(error), &mut Vec::new()),
+                        Err(error) => self.handle_lane_failure(&mut locked.core, error),
                     }
                 }
             }
@@ -148,11 +147,11 @@ impl Driver {
 
     /// Calls `ready` and advances the connection, without polling the device, until `ready` returns a value or nothing
     /// changes.
-    pub(crate) fn check<T>(
+    pub(crate) fn check<T, E>(
         &self,
         core: &mut MutexGuard<'_, Core>,
-        ready: &mut impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
-    ) -> Result<Option<T>> {
+        ready: &mut impl FnMut(&Driver, &mut Core) -> Result<Option<T>, E>,
+    ) -> Result<Option<T>, E> {
         loop {
             let change_count = core.change_count;
             let value = ready(self, core);
@@ -198,7 +197,12 @@ fn without_lock<T>(core: &mut MutexGuard<'_, Core>, work: impl FnOnce(&Lane) -> 
 }
 
 /// Polls for this time from `now` on, or until there are completions. Sets `now` to the time before the last poll.
-fn spin(lane: &Lane, done: &mut Vec<Completion>, now: &mut Instant, time: Duration) -> Result<usize> {
+fn spin(
+    lane: &Lane,
+    done: &mut Vec<Completion>,
+    now: &mut Instant,
+    time: Duration,
+) -> adverb_verbs::Result<usize> {
     let start = *now;
     while now.saturating_duration_since(start) < time {
         let count = lane.completions.poll(done)?;

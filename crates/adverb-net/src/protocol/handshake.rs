@@ -4,6 +4,7 @@
 //! proves that it has the key, if there is one ([`proof`](super::proof)). The hellos follow over the queue pairs, and
 //! tell the peer the address of the receive ring ([`Hello`](adverb_net_proto::Hello)).
 
+use std::fmt;
 use std::net::IpAddr;
 
 use adverb_verbs::{Endpoint, Gid, Psn, Qpn};
@@ -21,8 +22,8 @@ pub(crate) const PREFIX_LEN: usize = 16;
 const ENDPOINT_LEN: usize = 28;
 const NONCE_LEN: usize = size_of::<Nonce>();
 const PROOF_LEN: usize = size_of::<Digest>();
-/// The maximum length of a reason. The prefix and the reason fit in a rejection of the connection manager.
-pub(crate) const MAX_REASON_LEN: usize = 128;
+/// The maximum length of a refusal's message. The prefix and the message fit in a rejection of the connection manager.
+pub(crate) const MAX_MESSAGE_LEN: usize = 128;
 
 /// A message before the queue pairs are connected.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -30,7 +31,87 @@ pub(crate) enum Greeting {
     /// The description of the sender, which requests or accepts a connection.
     Side(Side),
     /// The reason why the listener refuses the connection.
-    Refusal(String),
+    Refusal(Refusal),
+}
+
+/// The refusal of a connection.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Refusal {
+    /// The listener's version of the protocol.
+    pub(crate) version: u16,
+    pub(crate) code: RefusalCode,
+    /// The reason, for people.
+    pub(crate) message: String,
+}
+
+/// Declares the reasons of a refusal and their codes.
+macro_rules! refusal_codes {
+    ($($(#[$doc:meta])* $variant:ident = $code:literal,)*) => {
+        /// The reason of a refusal, which the connector's program can recognize.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub(crate) enum RefusalCode {
+            $($(#[$doc])* $variant,)*
+            /// A code that this version doesn't know.
+            Unknown(u8),
+        }
+
+        impl RefusalCode {
+            fn from_code(code: u8) -> RefusalCode {
+                match code {
+                    $($code => RefusalCode::$variant,)*
+                    code => RefusalCode::Unknown(code),
+                }
+            }
+
+            fn code(self) -> u8 {
+                match self {
+                    $(RefusalCode::$variant => $code,)*
+                    RefusalCode::Unknown(code) => code,
+                }
+            }
+        }
+    };
+}
+
+refusal_codes! {
+    /// The listener could not establish the connection, and does not tell an unauthenticated peer why.
+    Internal = 0,
+    /// The listener does not support the version of the connector's greeting.
+    Version = 1,
+    /// The connector's greeting is none, or violates the protocol.
+    Malformed = 2,
+    /// The listener has a key, and the connector none.
+    ConnectorHasNoKey = 3,
+    /// The connector has a key, and the listener none.
+    ListenerHasNoKey = 4,
+    /// The two sides have different keys.
+    KeyWrong = 5,
+    /// The listener has no device at the address that the connector dialed.
+    AddressNotServed = 6,
+    /// The connector's GID is not the address of its end of the TCP connection.
+    ForeignGid = 7,
+}
+
+impl Refusal {
+    /// Creates the refusal of this version.
+    pub(crate) fn new(code: RefusalCode, message: impl Into<String>) -> Refusal {
+        Refusal { version: VERSION, code, message: message.into() }
+    }
+}
+
+impl From<&Flaw> for Refusal {
+    fn from(flaw: &Flaw) -> Refusal {
+        let code = match flaw {
+            Flaw::Version(_) => RefusalCode::Version,
+            Flaw::NotAdverb | Flaw::Malformed => RefusalCode::Malformed,
+            Flaw::ConnectorHasNoKey => RefusalCode::ConnectorHasNoKey,
+            Flaw::ListenerHasNoKey => RefusalCode::ListenerHasNoKey,
+            Flaw::KeyWrong => RefusalCode::KeyWrong,
+            Flaw::AddressNotServed(_) => RefusalCode::AddressNotServed,
+            Flaw::ForeignGid(_) => RefusalCode::ForeignGid,
+        };
+        Refusal::new(code, flaw.to_string())
+    }
 }
 
 /// The description of a side.
@@ -65,10 +146,30 @@ pub(crate) enum Flaw {
     ForeignGid(Gid),
 }
 
+/// Prints the flaw for the log of the listener and the error of the connector.
+impl fmt::Display for Flaw {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Flaw::NotAdverb => write!(f, "the other side does not speak Adverb's protocol"),
+            Flaw::Version(version) => {
+                write!(f, "protocol version {version} was received, but only version {VERSION} is supported")
+            }
+            Flaw::Malformed => write!(f, "a malformed greeting was received"),
+            Flaw::ConnectorHasNoKey => write!(f, "the listener requires a key, but the connector has none"),
+            Flaw::ListenerHasNoKey => write!(f, "the connector requires a key, but the listener has none"),
+            Flaw::KeyWrong => write!(f, "the two sides have different keys"),
+            Flaw::AddressNotServed(addr) => write!(f, "the listener has no RDMA device at {addr}"),
+            Flaw::ForeignGid(gid) => write!(f, "GID {gid} is not an address of the TCP peer"),
+        }
+    }
+}
+
 /// The fields before a greeting's body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Prefix {
+    version: u16,
     kind: u8,
+    /// The parts of a side, or the code of a refusal.
     parts: u8,
     /// The length of the body.
     pub(crate) len: usize,
@@ -87,10 +188,10 @@ impl Prefix {
             return Err(Flaw::NotAdverb);
         }
         let (version, kind, parts, len) = (number(8), bytes[10], bytes[11], usize::from(number(12)));
-        let prefix = Prefix { kind, parts, len };
+        let prefix = Prefix { version, kind, parts, len };
         match kind {
             // A refusal is parsed for every version, so that the connector learns the reason.
-            REFUSAL if len <= MAX_REASON_LEN => Ok(prefix),
+            REFUSAL if len <= MAX_MESSAGE_LEN => Ok(prefix),
             _ if version != VERSION => Err(Flaw::Version(version)),
             SIDE if parts & !(HAS_ENDPOINT | HAS_NONCE | HAS_PROOF) == 0
                 && len == side_len(parts)
@@ -112,7 +213,7 @@ fn side_len(parts: u8) -> usize {
 impl Greeting {
     pub(crate) fn emit(&self) -> Vec<u8> {
         let mut body = Vec::new();
-        let (kind, parts) = match self {
+        let (version, kind, parts) = match self {
             Greeting::Side(side) => {
                 let mut parts = 0;
                 if let Some(endpoint) = &side.endpoint {
@@ -131,17 +232,17 @@ impl Greeting {
                     parts |= HAS_PROOF;
                     body.extend_from_slice(proof);
                 }
-                (SIDE, parts)
+                (VERSION, SIDE, parts)
             }
-            Greeting::Refusal(reason) => {
+            Greeting::Refusal(Refusal { version, code, message }) => {
                 let end =
-                    (0..=reason.len().min(MAX_REASON_LEN)).rev().find(|end| reason.is_char_boundary(*end));
-                body.extend_from_slice(&reason.as_bytes()[..end.unwrap_or(0)]);
-                (REFUSAL, 0)
+                    (0..=message.len().min(MAX_MESSAGE_LEN)).rev().find(|end| message.is_char_boundary(*end));
+                body.extend_from_slice(&message.as_bytes()[..end.unwrap_or(0)]);
+                (*version, REFUSAL, code.code())
             }
         };
         let mut bytes = MAGIC.to_vec();
-        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&version.to_le_bytes());
         bytes.extend_from_slice(&[kind, parts]);
         bytes.extend_from_slice(&(body.len() as u16).to_le_bytes());
         bytes.extend_from_slice(&[0, 0]);
@@ -155,9 +256,10 @@ impl Greeting {
         let prefix = Prefix::parse(prefix)?;
         let body = rest.get(..prefix.len).ok_or(Flaw::Malformed)?;
         if prefix.kind == REFUSAL {
-            // Logs and terminals show the reason, so control characters are replaced.
-            let reason = String::from_utf8_lossy(body);
-            return Ok(Greeting::Refusal(reason.replace(char::is_control, "\u{fffd}")));
+            // Logs and terminals show the message, so control characters are replaced.
+            let message = String::from_utf8_lossy(body).replace(char::is_control, "\u{fffd}");
+            let Prefix { version, parts: code, .. } = prefix;
+            return Ok(Greeting::Refusal(Refusal { version, code: RefusalCode::from_code(code), message }));
         }
         let mut side = Side::default();
         let mut rest = body;

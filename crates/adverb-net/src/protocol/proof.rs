@@ -8,7 +8,7 @@
 use adverb_verbs::Endpoint;
 
 use super::handshake::{Flaw, Greeting, Nonce, Side, VERSION};
-use crate::key::{Digest, Key, Purpose, Role};
+use crate::key::{Digest, HandshakeKey, Purpose, Role};
 
 /// Both queue pairs, as the greetings describe them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,12 +33,12 @@ impl Ends {
 #[derive(Debug)]
 pub(crate) struct Credentials {
     /// Present if the side has a key.
-    secret: Option<(Key, Nonce)>,
+    secret: Option<(HandshakeKey, Nonce)>,
 }
 
 impl Credentials {
     /// Creates the credentials of a side with or without a key. The nonce must never have been used before.
-    pub(crate) fn new(key: Option<&Key>, nonce: Nonce) -> Credentials {
+    pub(crate) fn new(key: Option<&HandshakeKey>, nonce: Nonce) -> Credentials {
         Credentials { secret: key.map(|key| (key.clone(), nonce)) }
     }
 
@@ -94,7 +94,7 @@ impl Credentials {
 /// The means to seal hellos.
 #[derive(Clone, Debug)]
 pub(crate) struct Seal {
-    key: Key,
+    key: HandshakeKey,
     transcript: Transcript,
     /// The role of this side.
     role: Role,

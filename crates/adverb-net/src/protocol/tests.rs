@@ -1,11 +1,15 @@
 //! Greetings, and proofs of a key.
 
+use std::net::Ipv6Addr;
+
 use adverb_verbs::{Endpoint, Gid, Psn, Qpn};
 use proptest::prelude::*;
 
-use super::handshake::{Flaw, Greeting, MAX_REASON_LEN, PREFIX_LEN, Prefix, Side};
+use super::handshake::{
+    Flaw, Greeting, MAX_MESSAGE_LEN, PREFIX_LEN, Prefix, Refusal, RefusalCode, Side, VERSION,
+};
 use super::proof::{Credentials, Ends};
-use crate::key::{Key, Role};
+use crate::key::{HandshakeKey, Role};
 
 proptest! {
     #[test]
@@ -27,16 +31,41 @@ fn greetings_are_parsed_as_they_were_emitted() {
         Side { endpoint, nonce, proof },
         Side::default(),
     ];
-    for greeting in sides.map(Greeting::Side).into_iter().chain([Greeting::Refusal("no".into())]) {
+    let unknown = Refusal { version: VERSION + 1, code: RefusalCode::Unknown(0xff), message: "no".into() };
+    let refusals = [refusal("no"), unknown].map(Greeting::Refusal);
+    for greeting in sides.map(Greeting::Side).into_iter().chain(refusals) {
         let bytes = greeting.emit();
         assert_eq!(Greeting::parse(&bytes), Ok(greeting.clone()));
         assert_eq!(Greeting::parse(&[&bytes[..], &[0; 9]].concat()), Ok(greeting), "zeros may follow");
         assert!(Greeting::parse(&bytes[..bytes.len() - 1]).is_err());
     }
-    let control = Greeting::parse(&Greeting::Refusal("no\n2026 all is well \x1b[2J".into()).emit());
-    assert_eq!(control, Ok(Greeting::Refusal("no\u{fffd}2026 all is well \u{fffd}[2J".into())));
-    let long = Greeting::parse(&Greeting::Refusal("é".repeat(200)).emit());
-    assert_eq!(long, Ok(Greeting::Refusal("é".repeat(MAX_REASON_LEN / 2))));
+    let control = Greeting::parse(&Greeting::Refusal(refusal("no\n2026 all is well \x1b[2J")).emit());
+    assert_eq!(control, Ok(Greeting::Refusal(refusal("no\u{fffd}2026 all is well \u{fffd}[2J"))));
+    let long = Greeting::parse(&Greeting::Refusal(refusal(&"é".repeat(200))).emit());
+    assert_eq!(long, Ok(Greeting::Refusal(refusal(&"é".repeat(MAX_MESSAGE_LEN / 2)))));
+}
+
+fn refusal(message: &str) -> Refusal {
+    Refusal::new(RefusalCode::AddressNotServed, message)
+}
+
+#[test]
+fn each_flaw_has_a_refusal_whose_code_and_message_arrive() {
+    let longest = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff);
+    for (flaw, code) in [
+        (Flaw::NotAdverb, RefusalCode::Malformed),
+        (Flaw::Version(u16::MAX), RefusalCode::Version),
+        (Flaw::Malformed, RefusalCode::Malformed),
+        (Flaw::ConnectorHasNoKey, RefusalCode::ConnectorHasNoKey),
+        (Flaw::ListenerHasNoKey, RefusalCode::ListenerHasNoKey),
+        (Flaw::KeyWrong, RefusalCode::KeyWrong),
+        (Flaw::AddressNotServed(longest.into()), RefusalCode::AddressNotServed),
+        (Flaw::ForeignGid(Gid::new(longest.octets())), RefusalCode::ForeignGid),
+    ] {
+        let received = Greeting::parse(&Greeting::Refusal(Refusal::from(&flaw)).emit());
+        let expected = Refusal { version: VERSION, code, message: flaw.to_string() };
+        assert_eq!(received, Ok(Greeting::Refusal(expected)));
+    }
 }
 
 #[test]
@@ -45,7 +74,7 @@ fn greetings_fit_the_private_data_of_the_connection_manager() {
     assert!(Greeting::Side(side).emit().len() <= adverb_verbs::cm::MAX_CONNECT_DATA);
     let side = Side { proof: Some([1; 32]), ..side };
     assert!(Greeting::Side(side).emit().len() <= adverb_verbs::cm::MAX_ACCEPT_DATA);
-    let refusal = Greeting::Refusal("x".repeat(MAX_REASON_LEN));
+    let refusal = Greeting::Refusal(refusal(&"x".repeat(MAX_MESSAGE_LEN)));
     assert!(refusal.emit().len() <= adverb_verbs::cm::MAX_REJECT_DATA);
 }
 
@@ -58,21 +87,28 @@ fn endpoint(number: u8) -> Endpoint {
 
 #[test]
 fn other_versions_are_rejected_except_for_refusals() {
-    let greeting = Greeting::Refusal("because".into()).emit();
+    let greeting = Greeting::Refusal(refusal("because")).emit();
     let mut prefix: [u8; PREFIX_LEN] = greeting[..PREFIX_LEN].try_into().unwrap();
     prefix[8] = 200;
     assert!(Prefix::parse(&prefix).is_ok());
+    let other = [&prefix[..], b"because"].concat();
+    let expected = Refusal { version: 200, ..refusal("because") };
+    assert_eq!(Greeting::parse(&other), Ok(Greeting::Refusal(expected)), "it has the version of its sender");
     prefix[10] = 1;
     assert_eq!(Prefix::parse(&prefix).unwrap_err(), Flaw::Version(200));
     prefix[0] = b'x';
     assert_eq!(Prefix::parse(&prefix).unwrap_err(), Flaw::NotAdverb);
 }
 
+fn key(byte: u8) -> HandshakeKey {
+    HandshakeKey::new(&adverb_verbs::Key::new([byte; 32]).unwrap())
+}
+
 /// Performs a handshake, with greetings that `change` modifies in flight. Returns the first flaw, and the side that
 /// found it.
 fn handshake(
-    connector: Option<&Key>,
-    listener: Option<&Key>,
+    connector: Option<&HandshakeKey>,
+    listener: Option<&HandshakeKey>,
     change: impl Fn(&mut Side, &mut Side, &mut Ends),
 ) -> Result<(), (Role, Flaw)> {
     let connector_credentials = Credentials::new(connector, [1; 32]);
@@ -110,7 +146,7 @@ fn handshake(
 
 #[test]
 fn a_handshake_needs_the_same_key_on_both_sides() {
-    let (key, other) = (Key::new([7; 32]).unwrap(), Key::new([8; 32]).unwrap());
+    let (key, other) = (key(7), key(8));
     let handshake_with = |connector, listener| handshake(connector, listener, |_, _, _| {});
     assert_eq!(handshake_with(None, None), Ok(()));
     assert_eq!(handshake_with(Some(&key), Some(&key)), Ok(()));
@@ -121,7 +157,7 @@ fn a_handshake_needs_the_same_key_on_both_sides() {
 
 #[test]
 fn changed_greetings_are_detected() {
-    let key = Key::new([7; 32]).unwrap();
+    let key = key(7);
     let with = |change: fn(&mut Side, &mut Side, &mut Ends)| handshake(Some(&key), Some(&key), change);
     let wrong = Err((Role::Connector, Flaw::KeyWrong));
     assert_eq!(
@@ -152,7 +188,7 @@ fn changed_greetings_are_detected() {
 
 #[test]
 fn replayed_messages_are_rejected() {
-    let key = Key::new([7; 32]).unwrap();
+    let key = key(7);
     let ends = Ends { connector: endpoint(1), listener: endpoint(2) };
     let connector_credentials = Credentials::new(Some(&key), [1; 32]);
     let Greeting::Side(connector_side) = connector_credentials.connector_greeting(None) else {

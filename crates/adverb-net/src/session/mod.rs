@@ -1,5 +1,6 @@
 //! Sessions: connections that outlive their queue pairs, and the redialer that reconnects them.
 
+mod handle;
 mod paths;
 mod redial;
 mod redialer;
@@ -7,11 +8,11 @@ mod resolver;
 #[cfg(all(test, feature = "soft", not(loom)))]
 pub(crate) mod tests;
 
+pub(super) use handle::Handle;
 pub(super) use paths::Paths;
 use redialer::RedialHandle;
 
 use std::collections::HashMap;
-use std::io;
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use parking_lot::Mutex;
 
 use crate::bootstrap::Listening;
 use crate::driver::{Driver, Lane, LaneRequest, LaneSource};
+use crate::error::ConnectError;
 
 /// The accepted sessions of this process. Their peers may reconnect to any of its listeners.
 static SESSIONS: LazyLock<Mutex<HashMap<SessionId, Weak<Driver>>>> = LazyLock::new(Mutex::default);
@@ -44,25 +46,24 @@ struct ResumeOrigin {
     origin: Origin,
 }
 
-/// Makes the connection of a driver reconnect when it fails, if both sides enable that. Returns the driver.
-pub(super) fn enable_reconnect(driver: Arc<Driver>, origin: Origin) -> Arc<Driver> {
+/// Makes the connection of a driver reconnect when it fails, if both sides enable that.
+fn enable_reconnect(driver: &Arc<Driver>, origin: Origin) {
     if let Some(id) = driver.session() {
         // The peer of a connector never dials.
         if let Origin::Accepted(_) = origin {
             let mut sessions = SESSIONS.lock();
             sessions.retain(|_, driver| driver.strong_count() > 0);
             // The first connection with an ID keeps it: a peer that has observed the ID cannot replace the connection.
-            sessions.entry(id).or_insert_with(|| Arc::downgrade(&driver));
+            sessions.entry(id).or_insert_with(|| Arc::downgrade(driver));
         }
-        let source = ResumeOrigin { driver: Arc::downgrade(&driver), origin };
+        let source = ResumeOrigin { driver: Arc::downgrade(driver), origin };
         driver.enable_reconnect(Box::new(source));
     }
-    driver
 }
 
 impl LaneSource for ResumeOrigin {
     /// Makes the redialer reconnect the connection, or end it when the time limit expires.
-    fn request(&self, count: u32, timeout: Duration) -> io::Result<Box<dyn LaneRequest>> {
+    fn request(&self, count: u32, timeout: Duration) -> Result<Box<dyn LaneRequest>, ConnectError> {
         let driver = Weak::clone(&self.driver);
         let handle = match &self.origin {
             Origin::Connected(paths) => redialer::redial(driver, count, paths.clone(), timeout),
@@ -70,7 +71,8 @@ impl LaneSource for ResumeOrigin {
                 redialer::await_redial(driver, count, Weak::clone(listening), timeout)
             }
         };
-        Ok(Box::new(handle?))
+        let failed = |error| ConnectError::system("starting the reconnecting thread", error);
+        Ok(Box::new(handle.map_err(failed)?))
     }
 
     fn destroy(&self, lane: Arc<Lane>) {

@@ -3,14 +3,13 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use adverb_net_proto::EndReason;
-use adverb_verbs::Error;
 use adverb_verbs::internal::Deadline;
 
 use super::Paths;
-use crate::error::no_address;
+use crate::error::ConnectError;
 
 /// The time between two rounds. A round dials each address once.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
@@ -25,7 +24,7 @@ pub(super) struct Redial {
     deadline: Deadline,
     phase: Phase,
     /// The error of the last dial.
-    failure: String,
+    failure: Option<Arc<ConnectError>>,
 }
 
 enum Phase {
@@ -52,15 +51,15 @@ pub(super) enum Action {
     Dial(SocketAddr),
     /// Poll again at this time, or after [`Redial::handle_resolved`] or [`Redial::handle_dial_failed`].
     WaitUntil(Instant),
-    /// End the connection for this reason.
-    GiveUp(String),
+    /// End the connection, with [`Redial::failure`].
+    GiveUp,
 }
 
 impl Redial {
     pub(super) fn new(paths: Paths, deadline: Deadline) -> Redial {
         // The first address is usually the one whose lane has failed, so another one is dialed first.
         let phase = Phase::RoundStart { first: 1 };
-        Redial { paths, deadline, phase, failure: "no path to the peer was tried".to_owned() }
+        Redial { paths, deadline, phase, failure: None }
     }
 
     pub(super) fn paths(&self) -> &Paths {
@@ -70,11 +69,11 @@ impl Redial {
     /// Returns the next step.
     pub(super) fn poll(&mut self, now: Instant) -> Action {
         if let Phase::Unknown = self.phase {
-            return Action::GiveUp(EndReason::SessionUnknown.to_string());
+            return Action::GiveUp;
         }
         let left = self.deadline.left_at(now);
         if left.is_zero() && !matches!(self.phase, Phase::Dialing { .. }) {
-            return Action::GiveUp(format!("{} within {:?}", self.failure, self.deadline.timeout));
+            return Action::GiveUp;
         }
         loop {
             match &mut self.phase {
@@ -94,11 +93,9 @@ impl Redial {
                     let count = peers.len().max(1);
                     peers.rotate_left(*first % count);
                     if peers.is_empty() {
-                        self.failure = no_address(
-                            Vec::from_iter(self.paths.names()),
-                            io::Error::other("the peer has no address"),
-                        )
-                        .to_string();
+                        let names = Vec::from_iter(self.paths.names()).join(", ");
+                        let error = io::Error::other("the peer has no address");
+                        self.failure = Some(Arc::new(ConnectError::resolve(&names, error)));
                     }
                     self.start_next(peers, now);
                 }
@@ -111,7 +108,7 @@ impl Redial {
                     return Action::WaitUntil((*until).min(self.deadline.at()));
                 }
                 Phase::Pausing { .. } => self.phase = Phase::RoundStart { first: 0 },
-                Phase::Unknown => return Action::GiveUp(EndReason::SessionUnknown.to_string()),
+                Phase::Unknown => return Action::GiveUp,
             }
         }
     }
@@ -134,18 +131,23 @@ impl Redial {
     }
 
     /// Records the error of a dial.
-    pub(super) fn handle_dial_failed(&mut self, error: &Error, now: Instant) {
+    pub(super) fn handle_dial_failed(&mut self, error: ConnectError, now: Instant) {
         // Other rejections may be those of another program, which uses an address of the peer.
-        if matches!(error, Error::HandshakeRejected { reason, .. } if *reason == EndReason::SessionUnknown.to_string())
-        {
+        let is_unknown = matches!(error, ConnectError::SessionUnknown { .. });
+        self.failure = Some(Arc::new(error));
+        if is_unknown {
             self.phase = Phase::Unknown;
             return;
         }
-        self.failure = error.to_string();
         if let Phase::Dialing { peers } = &mut self.phase {
             let peers = std::mem::take(peers);
             self.start_next(peers, now);
         }
+    }
+
+    /// Returns the error of the last dial, if one has failed.
+    pub(super) fn failure(&self) -> Option<&Arc<ConnectError>> {
+        self.failure.as_ref()
     }
 
     fn start_next(&mut self, peers: VecDeque<SocketAddr>, now: Instant) {
@@ -173,15 +175,15 @@ mod tests {
         Redial::new(Paths::new(addresses, &names, &Options::new()), Deadline::after(now, 10 * SECOND))
     }
 
-    fn refused(reason: &str) -> Error {
-        Error::HandshakeRejected { peer: peer(1), reason: reason.to_owned() }
+    fn refused() -> ConnectError {
+        ConnectError::Refused { peer: peer(1), source: io::ErrorKind::ConnectionRefused.into() }
     }
 
     /// Fails the next dial, and returns its address.
     fn fail(redial: &mut Redial, now: Instant) -> SocketAddr {
         let Action::Dial(peer) = redial.poll(now) else { panic!("there is an address to dial") };
         redial.begin_dial(now);
-        redial.handle_dial_failed(&refused("busy"), now);
+        redial.handle_dial_failed(refused(), now);
         peer
     }
 
@@ -208,7 +210,7 @@ mod tests {
         assert_eq!(redial.poll(now), Action::Dial(peer(1)), "a dial may wait for its turn");
         assert_eq!(redial.begin_dial(now), ATTEMPT_TIMEOUT);
         assert_eq!(redial.poll(now), Action::WaitUntil(now + 10 * SECOND));
-        redial.handle_dial_failed(&refused("busy"), now + 9 * SECOND);
+        redial.handle_dial_failed(refused(), now + 9 * SECOND);
         let now = now + 9 * SECOND + PAUSE;
         assert_eq!(redial.poll(now), Action::Dial(peer(1)));
         assert_eq!(redial.begin_dial(now), SECOND - PAUSE);
@@ -219,8 +221,8 @@ mod tests {
         let start = Instant::now();
         let mut redial = redial(&[1], &[], start);
         fail(&mut redial, start);
-        let reason = format!("{} within 10s", refused("busy"));
-        assert_eq!(redial.poll(start + 10 * SECOND), Action::GiveUp(reason));
+        assert_eq!(redial.poll(start + 10 * SECOND), Action::GiveUp);
+        assert!(matches!(**redial.failure().unwrap(), ConnectError::Refused { .. }));
     }
 
     #[test]
@@ -229,8 +231,9 @@ mod tests {
         let mut redial = redial(&[1, 2], &[], now);
         assert_eq!(redial.poll(now), Action::Dial(peer(2)));
         redial.begin_dial(now);
-        redial.handle_dial_failed(&refused(&EndReason::SessionUnknown.to_string()), now);
-        assert_eq!(redial.poll(now), Action::GiveUp(EndReason::SessionUnknown.to_string()));
+        redial.handle_dial_failed(ConnectError::SessionUnknown { peer: peer(2) }, now);
+        assert_eq!(redial.poll(now), Action::GiveUp);
+        assert!(matches!(**redial.failure().unwrap(), ConnectError::SessionUnknown { .. }));
     }
 
     #[test]
@@ -265,7 +268,10 @@ mod tests {
         redial.handle_resolved("a.example:1", &[]);
         assert_eq!(redial.poll(now), Action::WaitUntil(now + PAUSE));
         assert!(matches!(redial.poll(now + PAUSE), Action::Resolve(_)));
-        let Action::GiveUp(reason) = redial.poll(now + 10 * SECOND) else { panic!("time is up") };
-        assert!(reason.contains("the peer has no address"), "{reason}");
+        assert_eq!(redial.poll(now + 10 * SECOND), Action::GiveUp);
+        let ConnectError::Resolve { host, .. } = &**redial.failure().unwrap() else {
+            panic!("another failure")
+        };
+        assert_eq!(&**host, "a.example:1");
     }
 }

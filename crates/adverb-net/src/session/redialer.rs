@@ -1,9 +1,12 @@
-//! The redialer: the one thread of a process that reconnects all broken connections.
+//! The redialer: the one thread of a process that reconnects all broken connections, and keeps connections that linger.
 //!
-//! The thread exists while a connection is broken. It dials for connections that this side has established, and drives
-//! the handshakes of listeners whose accepted connections are broken. It waits only in `epoll_wait`, so no connection
-//! delays another one: dials and handshakes are state machines ([`Dial`], [`Listening::serve`]), and timers are in a
-//! heap.
+//! The thread exists while a connection is broken or lingers. It dials for connections that this side has established,
+//! and drives the handshakes of listeners whose accepted connections are broken. It waits only in `epoll_wait`, so no
+//! connection delays another one: dials and handshakes are state machines ([`Dial`], [`Listening::serve`]), and timers
+//! are in a heap.
+//!
+//! A connection that the application has dropped lingers if the peer has closed it, and may not know that its close has
+//! arrived. The thread polls such a connection, because its completion queue raises events for waiting callers only.
 //!
 //! Each broken connection has at most one dial. At most [`MAX_NEW_DIALS`] of the dials are new, so that a listener
 //! whose process has lost all its connections is not flooded. A dial is new for [`NEW_DIAL_TIME`], so an unreachable
@@ -19,15 +22,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use adverb_verbs::Error;
 use adverb_verbs::internal::{Deadline, Interest, OwnerProcess, Watch};
 use parking_lot::Mutex;
 
 use super::redial::{Action, PAUSE, Redial};
 use super::{Paths, resolver};
 use crate::bootstrap::{AcceptFd, Dial, Listening, ServeResult};
-use crate::driver::{Driver, Lane, LanePurpose};
-use crate::error::not_watched;
+use crate::driver::{Driver, LINGER, Lane, LanePurpose};
+use crate::error::ConnectError;
 
 /// Maximum number of dials that began less than [`NEW_DIAL_TIME`] ago.
 const MAX_NEW_DIALS: usize = 64;
@@ -36,6 +38,10 @@ const NEW_DIAL_TIME: Duration = Duration::from_millis(50);
 
 /// Minimum delay of a listener's timer.
 const MIN_TIMER: Duration = Duration::from_millis(1);
+/// The first interval between two polls of a lingering connection. Each further interval is twice as long.
+const MIN_LINGER_POLL: Duration = Duration::from_millis(1);
+/// The maximum interval between two polls of a lingering connection.
+const MAX_LINGER_POLL: Duration = Duration::from_millis(32);
 
 /// The requests to the redialer's thread, and the means to wake it.
 static INBOX: Mutex<Inbox> = Mutex::new(Inbox { requests: Vec::new(), waker: None });
@@ -48,7 +54,13 @@ struct Inbox {
     /// The first request writes a byte to the socket. The thread empties the socket before it takes the requests.
     requests: Vec<Request>,
     /// `Some` while the thread runs.
-    waker: Option<UnixStream>,
+    waker: Option<Waker>,
+}
+
+/// The means to wake the thread, and the process that has the thread: a forked child doesn't.
+struct Waker {
+    socket: UnixStream,
+    owner: OwnerProcess,
 }
 
 enum Request {
@@ -60,6 +72,8 @@ enum Request {
     Resolved(String, Vec<SocketAddr>),
     /// A connection no longer uses a lane.
     Destroy(Arc<Lane>),
+    /// The application has dropped a connection that lingers.
+    Linger(Arc<Driver>),
 }
 
 /// A handle to a pending reconnect. Dropping the handle cancels the reconnect.
@@ -112,21 +126,25 @@ pub(super) fn await_redial(
 fn insert(broken: Broken) -> io::Result<RedialHandle> {
     let token = NEXT_TOKEN.fetch_add(1, Ordering::Relaxed);
     let mut inbox = INBOX.lock();
-    if inbox.waker.is_none() {
-        let (redialer, waker) = Redialer::new()?;
-        let thread = std::thread::Builder::new().name("adverb-redial".to_owned());
-        thread.spawn(move || redialer.run())?;
-        inbox.waker = Some(waker);
-    }
+    inbox.start_thread()?;
     inbox.send(Request::Insert(token, broken));
     Ok(RedialHandle { token, owner: OwnerProcess::current() })
+}
+
+/// Keeps a connection until the peer knows that its close has arrived, or for [`LINGER`]. Never blocks.
+pub(super) fn linger(driver: Arc<Driver>) {
+    let mut inbox = INBOX.lock();
+    match inbox.start_thread() {
+        Ok(()) => inbox.send(Request::Linger(driver)),
+        Err(error) => tracing::debug!(%error, "could not start a thread for a connection that lingers"),
+    }
 }
 
 /// Destroys a lane that another one has replaced: in the redialer's thread if it runs, because the device may take
 /// long, and the caller may be a thread of a runtime.
 pub(super) fn destroy(lane: Arc<Lane>) {
     let mut inbox = INBOX.lock();
-    if inbox.waker.is_some() {
+    if inbox.has_thread() {
         inbox.send(Request::Destroy(lane));
     }
 }
@@ -137,12 +155,31 @@ fn resolved(name: &str, addresses: Vec<SocketAddr>) {
 }
 
 impl Inbox {
+    /// Whether the thread runs.
+    fn has_thread(&self) -> bool {
+        self.waker.as_ref().is_some_and(|waker| waker.owner.is_current())
+    }
+
+    /// Starts the thread, unless it runs.
+    fn start_thread(&mut self) -> io::Result<()> {
+        if self.has_thread() {
+            return Ok(());
+        }
+        // In a forked child, the requests refer to the parent's connections.
+        std::mem::forget(std::mem::take(&mut self.requests));
+        let (redialer, socket) = Redialer::new()?;
+        let thread = std::thread::Builder::new().name("adverb-redial".to_owned());
+        thread.spawn(move || redialer.run())?;
+        self.waker = Some(Waker { socket, owner: OwnerProcess::current() });
+        Ok(())
+    }
+
     /// Queues a request. Does nothing if the thread doesn't run, because then no connection is broken.
     fn send(&mut self, request: Request) {
-        let Some(waker) = &mut self.waker else { return };
+        let Some(waker) = self.waker.as_mut().filter(|waker| waker.owner.is_current()) else { return };
         if self.requests.is_empty() {
             // The write can't fail: the socket buffers few bytes, and the thread holds the other end.
-            let _ = waker.write_all(&[0]);
+            let _ = waker.socket.write_all(&[0]);
         }
         self.requests.push(request);
     }
@@ -188,6 +225,15 @@ struct Server {
     timer: Option<Instant>,
 }
 
+/// A connection that lingers.
+struct Lingering {
+    driver: Arc<Driver>,
+    until: Instant,
+    /// The time until the next poll.
+    interval: Duration,
+    timer: Option<Instant>,
+}
+
 /// The result of a step of a connection.
 enum Next {
     /// Step again at this time, or when the dial's descriptor is readable.
@@ -203,6 +249,7 @@ struct Redialer {
     /// The connection that the current step has taken out of `connections`, and the count of its request.
     stepping: Option<(Weak<Driver>, u32)>,
     servers: HashMap<u64, Server>,
+    lingering: HashMap<u64, Lingering>,
     /// The timers of connections and servers, by their tokens. An entry that differs from the `timer` of its connection
     /// or server is obsolete.
     timers: BinaryHeap<Reverse<(Instant, u64)>>,
@@ -225,6 +272,7 @@ impl Redialer {
             connections: HashMap::new(),
             stepping: None,
             servers: HashMap::new(),
+            lingering: HashMap::new(),
             timers: BinaryHeap::new(),
             queue: VecDeque::new(),
             new_dials: 0,
@@ -245,6 +293,10 @@ impl Redialer {
             {
                 self.step(token, now);
             }
+            // The last connection may have ended just now. Nothing would wake the thread, which then ends.
+            if self.is_idle() {
+                continue;
+            }
             let next = self.timers.peek().map(|Reverse((when, _))| when.saturating_duration_since(now));
             if let Err(error) = self.watch.wait(&mut ready, next) {
                 tracing::warn!(%error, "could not wait for events of reconnecting connections");
@@ -262,7 +314,7 @@ impl Redialer {
             let mut inbox = INBOX.lock();
             let requests = std::mem::take(&mut inbox.requests);
             if requests.is_empty() {
-                if self.connections.is_empty() {
+                if self.is_idle() {
                     let waker = inbox.waker.take();
                     drop(inbox);
                     drop(waker);
@@ -288,9 +340,19 @@ impl Redialer {
                     }
                     Request::Resolved(name, addresses) => self.handle_resolved(&name, &addresses, now),
                     Request::Destroy(lane) => drop(lane),
+                    Request::Linger(driver) => {
+                        let (until, interval) = (now + LINGER, MIN_LINGER_POLL);
+                        let token = NEXT_TOKEN.fetch_add(1, Ordering::Relaxed);
+                        self.linger(token, Lingering { driver, until, interval, timer: None }, now);
+                    }
                 }
             }
         }
+    }
+
+    /// Whether the thread has no connection.
+    fn is_idle(&self) -> bool {
+        self.connections.is_empty() && self.lingering.is_empty()
     }
 
     fn expire_timers(&mut self, now: Instant) {
@@ -300,6 +362,8 @@ impl Redialer {
             self.timers.pop();
             let connection = self.connections.get_mut(&token).map(|broken| &mut broken.timer);
             let timer = connection.or_else(|| self.servers.get_mut(&token).map(|server| &mut server.timer));
+            let timer =
+                timer.or_else(|| self.lingering.get_mut(&token).map(|lingering| &mut lingering.timer));
             if let Some(timer) = timer
                 && *timer == Some(when)
             {
@@ -314,6 +378,9 @@ impl Redialer {
         if self.servers.contains_key(&token) {
             return self.serve(token, now);
         }
+        if let Some(lingering) = self.lingering.remove(&token) {
+            return self.linger(token, lingering, now);
+        }
         let Some(mut broken) = self.connections.remove(&token) else { return };
         self.stepping = Some((Weak::clone(&broken.driver), broken.request_count));
         let next = match &mut broken.side {
@@ -322,8 +389,7 @@ impl Redialer {
             }
             Side::Listener { deadline, .. } => {
                 if deadline.left_at(now).is_zero() {
-                    let reason = format!("the peer did not reconnect within {:?}", deadline.timeout);
-                    give_up(&broken.driver, broken.request_count, &reason);
+                    give_up(&broken.driver, broken.request_count, None);
                     Next::Finished
                 } else {
                     Next::Wait(Some(deadline.at()))
@@ -362,7 +428,10 @@ impl Redialer {
                         return Next::Wait(due.into_iter().chain(*new_until).min());
                     }
                     Ok(Some(_)) => return Next::Finished,
-                    Err(error) => self.fail(redial, attempt, &error, now),
+                    Err(error) => {
+                        self.fail(redial, attempt, error, now);
+                        note_failure(driver, request_count, redial);
+                    }
                 }
             }
             match redial.poll(now) {
@@ -382,19 +451,23 @@ impl Redialer {
                     let dial = Dial::with_purpose(peer, &redial.paths().options, purpose, deadline);
                     let dial = dial.and_then(|dial| {
                         let watched = self.watch.add_as(dial.as_fd(), Interest::Read, token);
-                        watched.map(|()| Box::new(dial)).map_err(not_watched)
+                        let failed = |error| ConnectError::system("waiting for a peer", error);
+                        watched.map(|()| Box::new(dial)).map_err(failed)
                     });
                     match dial {
                         Ok(dial) => {
                             self.new_dials += 1;
                             *attempt = Attempt::Dialing { dial, new_until: Some(now + NEW_DIAL_TIME) };
                         }
-                        Err(error) => self.fail(redial, attempt, &error, now),
+                        Err(error) => {
+                            self.fail(redial, attempt, error, now);
+                            note_failure(driver, request_count, redial);
+                        }
                     }
                 }
                 Action::WaitUntil(when) => return Next::Wait(Some(when)),
-                Action::GiveUp(reason) => {
-                    give_up(driver, request_count, &reason);
+                Action::GiveUp => {
+                    give_up(driver, request_count, redial.failure().cloned());
                     return Next::Finished;
                 }
             }
@@ -402,7 +475,7 @@ impl Redialer {
     }
 
     /// Ends a dial that has failed.
-    fn fail(&mut self, redial: &mut Redial, attempt: &mut Attempt, error: &Error, now: Instant) {
+    fn fail(&mut self, redial: &mut Redial, attempt: &mut Attempt, error: ConnectError, now: Instant) {
         self.release(attempt);
         redial.handle_dial_failed(error, now);
     }
@@ -434,6 +507,18 @@ impl Redialer {
             }
         }
         waiting.into_iter().for_each(|token| self.step(token, now));
+    }
+
+    /// Polls a lingering connection, and drops it if it need not linger any longer.
+    fn linger(&mut self, token: u64, mut lingering: Lingering, now: Instant) {
+        if lingering.until <= now || !lingering.driver.is_lingering() {
+            return;
+        }
+        let timer = Some(lingering.until.min(now + lingering.interval));
+        lingering.interval = MAX_LINGER_POLL.min(2 * lingering.interval);
+        self.set_timer(token, lingering.timer, timer);
+        lingering.timer = timer;
+        self.lingering.insert(token, lingering);
     }
 
     fn set_timer(&mut self, token: u64, current: Option<Instant>, timer: Option<Instant>) {
@@ -527,19 +612,28 @@ impl Drop for Redialer {
             };
             let inserted = requests.into_iter().filter_map(|request| match request {
                 Request::Insert(_, broken) => Some(broken),
-                Request::Cancel(_) | Request::Resolved(..) | Request::Destroy(_) => None,
+                Request::Cancel(_) | Request::Resolved(..) | Request::Destroy(_) | Request::Linger(_) => None,
             });
             let broken = self.connections.drain().map(|(_, broken)| broken).chain(inserted);
             let broken = broken.map(|broken| (broken.driver, broken.request_count));
             for (driver, request_count) in broken.chain(self.stepping.take()) {
-                give_up(&driver, request_count, "the reconnecting thread has panicked");
+                let error = io::Error::other("the reconnecting thread has panicked");
+                let error = ConnectError::system("reconnecting", error);
+                give_up(&driver, request_count, Some(Arc::new(error)));
             }
         }
     }
 }
 
-fn give_up(driver: &Weak<Driver>, request_count: u32, reason: &str) {
+/// Passes the error of a dial to the connection, whose own time limit may expire first.
+fn note_failure(driver: &Weak<Driver>, request_count: u32, redial: &Redial) {
+    if let Some((driver, error)) = driver.upgrade().zip(redial.failure()) {
+        driver.note_request_failure(request_count, Arc::clone(error));
+    }
+}
+
+fn give_up(driver: &Weak<Driver>, request_count: u32, error: Option<Arc<ConnectError>>) {
     if let Some(driver) = driver.upgrade() {
-        driver.end_after(request_count, reason);
+        driver.end_after(request_count, error);
     }
 }

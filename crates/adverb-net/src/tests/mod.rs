@@ -1,4 +1,5 @@
 //! Tests of connections over software devices.
 
+mod handles;
 mod lanes;
 mod redialing;

@@ -1,8 +1,7 @@
 //! Hostile datagrams, and the effect that each must have.
 
-use adverb_probe::Key;
 use adverb_probe::figures::ResponderStamps;
-use adverb_probe::format::{Ack, AckKind, PROBE_LEN, Probe, Sequence};
+use adverb_probe::format::{Ack, AckKind, PROBE_LEN, Probe, Sequence, TagKey};
 use adverb_probe::stamp::StampKind;
 use adverb_probe::ud_queue::Destination;
 use adverb_wire::random::SplitMix64;
@@ -125,11 +124,11 @@ impl Kind {
         random: &mut Random,
         sequence: Sequence,
         [sender, prober]: [&Destination; 2],
-        key: Option<&Key>,
+        key: Option<&TagKey>,
         max_payload: usize,
     ) -> Vec<u8> {
         let probe = Probe { sequence, flow_label: random.next() as u32, dscp: random.next() as u8 };
-        let written = |len: usize, key: Option<&Key>| {
+        let written = |len: usize, key: Option<&TagKey>| {
             let mut bytes = vec![0; len];
             probe.write(&mut bytes, if self == Kind::Redirected { prober } else { sender }, key);
             bytes

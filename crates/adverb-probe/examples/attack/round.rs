@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use adverb_probe::answer::{AnswerCounts, Rate};
-use adverb_probe::format::{ACK_LEN, PROBE_LEN, Probe, Sequence};
+use adverb_probe::format::{ACK_LEN, PROBE_LEN, Probe, Sequence, TagKey};
 use adverb_probe::paths::MAX_ACK_PORTS;
 use adverb_probe::session::{ProbeEventKind, ProbeResult};
 use adverb_probe::ud_queue::Destination;
@@ -102,7 +102,7 @@ struct Sent {
 
 struct Round {
     random: Random,
-    key: Option<Key>,
+    key: Option<TagKey>,
     is_limited: bool,
     responder: Responder,
     responder_addr: SocketAddr,
@@ -192,7 +192,7 @@ impl Round {
             answer_ports: HashSet::new(),
             expected: AnswerCounts::default(),
             to_prober: [0; 5],
-            key,
+            key: key.as_ref().map(TagKey::new),
         })
     }
 

@@ -1,6 +1,6 @@
 use std::net::Ipv6Addr;
 
-use adverb_verbs::Qpn;
+use adverb_verbs::{Key, Qpn};
 use proptest::prelude::*;
 
 use super::*;
@@ -12,14 +12,14 @@ fn prober(number: u32) -> Destination {
     Destination { gid, qpn: Qpn::truncate(17), qkey: 0 }
 }
 
-fn probe(number: u32, key: Option<&Key>) -> [u8; PROBE_LEN] {
+fn probe(number: u32, key: Option<&TagKey>) -> [u8; PROBE_LEN] {
     let mut bytes = [0; PROBE_LEN];
     let sequence = Sequence { epoch: 77, number };
     Probe { sequence, flow_label: 0x2_4680, dscp: 26 }.write(&mut bytes, &prober(1), key);
     bytes
 }
 
-fn ack_of(answer: &Answer, key: Option<&Key>) -> Ack {
+fn ack_of(answer: &Answer, key: Option<&TagKey>) -> Ack {
     match Message::parse(&answer.bytes, &answer.destination, key) {
         Ok(Message::Ack(ack)) => ack,
         other => panic!("{other:?}"),
@@ -67,7 +67,7 @@ fn an_ack1_that_was_not_sent_has_no_ack2() {
 
 #[test]
 fn only_probes_with_a_valid_tag_are_answered_if_there_is_a_key() {
-    let [key, other] = [1, 2].map(|byte| Key::new([byte; 32]).expect("a key"));
+    let [key, other] = [1, 2].map(|byte| TagKey::new(&Key::new([byte; 32]).expect("a key")));
     let config = AnswerConfig { key: Some(key.clone()), ..AnswerConfig::default() };
     let mut state = AnswerState::new(config, 5, 1);
     let mut handle = |bytes: &[u8]| state.handle_datagram(bytes, prober(1), Stamp::kernel(1), 1);
@@ -82,7 +82,7 @@ fn only_probes_with_a_valid_tag_are_answered_if_there_is_a_key() {
 /// A recorded probe with the source address or the queue pair of a third host would make the responder a reflector.
 #[test]
 fn a_recorded_probe_from_another_source_is_not_answered_if_there_is_a_key() {
-    let key = Key::new([1; 32]).expect("a key");
+    let key = TagKey::new(&Key::new([1; 32]).expect("a key"));
     let mut state =
         AnswerState::new(AnswerConfig { key: Some(key.clone()), ..AnswerConfig::default() }, 5, 1);
     let recorded = probe(1, Some(&key));

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::matrix::{Cell, LONG_STALL, Matrix, Route, SPAN, STALL, Window};
+use super::matrix::{Cell, CellKey, LONG_STALL, Matrix, SPAN, STALL, Window};
 
 /// The number of windows, of the last [`SPAN`], in which a process must stall before it is called slow.
 ///
@@ -124,7 +124,7 @@ impl Condition {
         }
     }
 
-    fn add(&mut self, matrix: &Matrix, number: u64, route: &Route, cell: &Cell) {
+    fn add(&mut self, matrix: &Matrix, number: u64, route: &CellKey, cell: &Cell) {
         for (address, delay) in [(route.destination, cell.responder.max), (route.source, cell.prober.max)] {
             if let Some(member) = matrix.member(&address) {
                 self.add_stall(member.process, number, delay);
@@ -185,7 +185,7 @@ impl Condition {
     }
 
     /// Whether the losses of a route in this window are evidence about the network.
-    pub(super) fn is_evidence(&self, matrix: &Matrix, route: &Route, number: u64) -> bool {
+    pub(super) fn is_evidence(&self, matrix: &Matrix, route: &CellKey, number: u64) -> bool {
         let is_clean = |address: &IpAddr| {
             let may_lose = matrix.member(address).is_none_or(|member| self.may_lose(member.process, number));
             !may_lose && !self.silent.get(address).is_some_and(|windows| is_near(windows, number))
@@ -219,7 +219,7 @@ fn stalled_time<'a>(windows: impl Iterator<Item = &'a Stalled> + Clone, window: 
 }
 
 /// Returns the two members of a route in the order of their addresses.
-fn pair(route: &Route) -> (IpAddr, IpAddr) {
+fn pair(route: &CellKey) -> (IpAddr, IpAddr) {
     (route.source.min(route.destination), route.source.max(route.destination))
 }
 

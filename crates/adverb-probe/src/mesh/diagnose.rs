@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::condition::Condition;
 use super::diagnosis::{Diagnosis, Evidence, Fault, Gap, Suspect};
-use super::matrix::{Matrix, Route};
+use super::matrix::{CellKey, Matrix};
 use super::statistics::{binomial_tail, hypergeometric_tail, log_likelihood, loss_bound};
 
 /// The minimum number of members that must witness a fault of one part, so that it is not another part's fault.
@@ -53,7 +53,7 @@ const MAX_MISNAMING_PROBABILITY: f64 = 0.001;
 /// ```
 /// use std::net::IpAddr;
 ///
-/// use adverb_probe::mesh::{Cell, Matrix, Member, Route, Suspect, diagnose};
+/// use adverb_probe::mesh::{Cell, Matrix, Member, CellKey, Suspect, diagnose};
 ///
 /// let nics: Vec<IpAddr> = (1..=5).map(|host| [10, 0, 0, host].into()).collect();
 /// let mut matrix = Matrix::new(nics.iter().map(|&nic| Member::new(nic, 0)));
@@ -63,7 +63,7 @@ const MAX_MISNAMING_PROBABILITY: f64 = 0.001;
 ///             // The third NIC loses one probe of ten.
 ///             let lost = u64::from(source == nics[2] || destination == nics[2]);
 ///             let cell = Cell { probes: 10, lost, ..Cell::default() };
-///             matrix.record(window, Route { source, destination, class: 0 }, &cell);
+///             matrix.record(window, CellKey { source, destination, class: 0 }, &cell);
 ///         }
 ///     }
 ///     matrix.advance(window + 1);
@@ -156,7 +156,7 @@ fn witnesses_of_silence(matrix: &Matrix, condition: &Condition, silent: IpAddr, 
 /// The evidence of a route about the network: the sum over the windows that are evidence.
 #[derive(Clone, Copy, Debug)]
 struct RouteEvidence {
-    route: Route,
+    route: CellKey,
     probes: u64,
     losses: u64,
     /// The windows with losses, as bits.
@@ -165,7 +165,7 @@ struct RouteEvidence {
 
 /// Returns the evidence of all routes, and the members for which results were excluded.
 fn collect_evidence(matrix: &Matrix, condition: &Condition) -> (Vec<RouteEvidence>, BTreeSet<IpAddr>) {
-    let mut routes: BTreeMap<Route, RouteEvidence> = BTreeMap::new();
+    let mut routes: BTreeMap<CellKey, RouteEvidence> = BTreeMap::new();
     let mut excluded = BTreeSet::new();
     for (number, window) in matrix.settled() {
         for (&route, cell) in window.cells.iter().filter(|(_, cell)| cell.probes > 0) {
@@ -236,10 +236,10 @@ fn lossy_parts(matrix: &Matrix, mut evidence: Vec<RouteEvidence>, diagnosis: &mu
     let looks_per_hour = 3600.0 / matrix.window().as_secs_f64().max(1e-3);
     let significance = FALSE_ALARMS_PER_HOUR / looks_per_hour / (suspects.len() + 1) as f64;
     let margin = (suspects.len() as f64 / MAX_MISNAMING_PROBABILITY).ln();
-    let uses = |suspect: &Suspect, route: &Route| suspect_uses(matrix, suspect, route);
+    let uses = |suspect: &Suspect, route: &CellKey| suspect_uses(matrix, suspect, route);
     loop {
-        let tests: Vec<Test<'_>> =
-            suspects.iter().filter_map(|suspect| Test::new(&evidence, suspect, &uses)).collect();
+        let tests: Vec<LossTest<'_>> =
+            suspects.iter().filter_map(|suspect| LossTest::new(&evidence, suspect, &uses)).collect();
         let significant = tests.iter().filter(|test| test.p_value <= significance);
         let Some(best) = significant.max_by(|one, other| one.likelihood.total_cmp(&other.likelihood)) else {
             lossy_everywhere(&evidence, &tests, significance, diagnosis);
@@ -248,10 +248,10 @@ fn lossy_parts(matrix: &Matrix, mut evidence: Vec<RouteEvidence>, diagnosis: &mu
         let rest: Vec<RouteEvidence> =
             evidence.iter().filter(|cell| !uses(best.suspect, &cell.route)).copied().collect();
         // A suspect that is significant without the probes of the best one is another fault, not a rival.
-        let is_rival = |test: &&Test<'_>| {
+        let is_rival = |test: &&LossTest<'_>| {
             test.suspect != best.suspect
                 && test.likelihood > best.likelihood - margin
-                && Test::new(&rest, test.suspect, &uses).is_none_or(|test| test.p_value > significance)
+                && LossTest::new(&rest, test.suspect, &uses).is_none_or(|test| test.p_value > significance)
         };
         let rival =
             tests.iter().filter(is_rival).max_by(|one, other| one.likelihood.total_cmp(&other.likelihood));
@@ -273,7 +273,7 @@ fn lossy_parts(matrix: &Matrix, mut evidence: Vec<RouteEvidence>, diagnosis: &mu
 /// Reports losses that no single part explains.
 fn lossy_everywhere(
     evidence: &[RouteEvidence],
-    tests: &[Test<'_>],
+    tests: &[LossTest<'_>],
     significance: f64,
     diagnosis: &mut Diagnosis,
 ) {
@@ -338,7 +338,7 @@ fn suspects(matrix: &Matrix, evidence: &[RouteEvidence]) -> Vec<Suspect> {
 }
 
 /// Whether the packets of a route use this part of the network.
-fn suspect_uses(matrix: &Matrix, suspect: &Suspect, route: &Route) -> bool {
+fn suspect_uses(matrix: &Matrix, suspect: &Suspect, route: &CellKey) -> bool {
     let has_end = |member: &IpAddr| route.source == *member || route.destination == *member;
     match suspect {
         Suspect::Nic(member) => has_end(member),
@@ -355,7 +355,7 @@ fn suspect_uses(matrix: &Matrix, suspect: &Suspect, route: &Route) -> bool {
 
 /// A comparison of a suspect's losses with those of the rest of the mesh.
 #[derive(Debug)]
-struct Test<'a> {
+struct LossTest<'a> {
     suspect: &'a Suspect,
     probes: u64,
     losses: u64,
@@ -367,13 +367,13 @@ struct Test<'a> {
     likelihood: f64,
 }
 
-impl Test<'_> {
+impl LossTest<'_> {
     /// Returns the comparison, or `None` if the suspect has no losses, or a lower rate of them than the rest.
     fn new<'a>(
         evidence: &[RouteEvidence],
         suspect: &'a Suspect,
-        uses: &impl Fn(&Suspect, &Route) -> bool,
-    ) -> Option<Test<'a>> {
+        uses: &impl Fn(&Suspect, &CellKey) -> bool,
+    ) -> Option<LossTest<'a>> {
         let (mut probes, mut losses, mut other_probes, mut other_losses) = (0, 0, 0, 0);
         let mut windows = 0;
         for cell in evidence {
@@ -393,7 +393,7 @@ impl Test<'_> {
         let comparison = hypergeometric_tail(losses, probes, losses + other_losses, probes + other_probes);
         let likelihood = log_likelihood(losses, probes) + log_likelihood(other_losses, other_probes)
             - log_likelihood(losses + other_losses, probes + other_probes);
-        Some(Test {
+        Some(LossTest {
             suspect,
             probes,
             losses,
@@ -421,7 +421,7 @@ impl Test<'_> {
 fn witnesses(
     evidence: &[RouteEvidence],
     suspect: &Suspect,
-    uses: &impl Fn(&Suspect, &Route) -> bool,
+    uses: &impl Fn(&Suspect, &CellKey) -> bool,
 ) -> usize {
     let lossy = evidence.iter().filter(|cell| cell.losses > 0 && uses(suspect, &cell.route));
     let mut ends: BTreeSet<IpAddr> =

@@ -51,7 +51,7 @@ impl Member {
 
 /// A source, a destination and a traffic class.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Route {
+pub struct CellKey {
     /// The member that sends the probes.
     pub source: IpAddr,
     /// The member that answers them.
@@ -133,7 +133,7 @@ impl Cell {
 /// The results of one window.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Window {
-    pub(super) cells: BTreeMap<Route, Cell>,
+    pub(super) cells: BTreeMap<CellKey, Cell>,
     /// The stalls of each member's process that the process itself noticed.
     pub(super) stalls: BTreeMap<IpAddr, OwnStalls>,
 }
@@ -159,11 +159,11 @@ impl OwnStalls {
 /// ```
 /// use std::net::IpAddr;
 ///
-/// use adverb_probe::mesh::{Cell, Matrix, Member, Route};
+/// use adverb_probe::mesh::{Cell, Matrix, Member, CellKey};
 ///
 /// let addresses: Vec<IpAddr> = (1..=4).map(|host| [10, 0, 0, host].into()).collect();
 /// let mut matrix = Matrix::new(addresses.iter().map(|&address| Member::new(address, 0)));
-/// let route = Route { source: addresses[0], destination: addresses[1], class: 0 };
+/// let route = CellKey { source: addresses[0], destination: addresses[1], class: 0 };
 /// matrix.record(0, route, &Cell { probes: 10, lost: 1, ..Cell::default() });
 /// assert_eq!(matrix.total(route).losses(), 1);
 /// ```
@@ -173,7 +173,7 @@ pub struct Matrix {
     window: Duration,
     current: u64,
     windows: BTreeMap<u64, Window>,
-    totals: BTreeMap<Route, Cell>,
+    totals: BTreeMap<CellKey, Cell>,
 }
 
 impl Matrix {
@@ -211,7 +211,7 @@ impl Matrix {
     ///
     /// Results of windows that are no longer kept change only the totals. Results of addresses that are not members
     /// are ignored, and so are probes from a member to itself.
-    pub fn record(&mut self, window: u64, route: Route, cell: &Cell) {
+    pub fn record(&mut self, window: u64, route: CellKey, cell: &Cell) {
         let is_member = |address| self.members.contains_key(address);
         if !is_member(&route.source) || !is_member(&route.destination) || route.source == route.destination {
             return;
@@ -260,17 +260,17 @@ impl Matrix {
     }
 
     /// Returns the results of a route since the beginning.
-    pub fn total(&self, route: Route) -> Cell {
+    pub fn total(&self, route: CellKey) -> Cell {
         self.totals.get(&route).copied().unwrap_or_default()
     }
 
     /// Returns the results of all routes since the beginning.
-    pub fn totals(&self) -> impl Iterator<Item = (Route, &Cell)> {
+    pub fn totals(&self) -> impl Iterator<Item = (CellKey, &Cell)> {
         self.totals.iter().map(|(&route, cell)| (route, cell))
     }
 
     /// Returns the results of a route in the windows that are kept.
-    pub fn recent(&self, route: Route) -> Cell {
+    pub fn recent(&self, route: CellKey) -> Cell {
         let mut sum = Cell::default();
         for window in self.windows.values() {
             if let Some(cell) = window.cells.get(&route) {

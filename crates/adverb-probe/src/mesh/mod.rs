@@ -14,4 +14,4 @@ mod statistics;
 pub use condition::{STALLED_SHARE, STALLED_WINDOWS};
 pub use diagnose::{BACKGROUND_LOSS, FALSE_ALARMS_PER_HOUR, MIN_WITNESSES, SILENT_WINDOWS, diagnose};
 pub use diagnosis::{Diagnosis, Evidence, Fault, Gap, Suspect, Verdict};
-pub use matrix::{Cell, Delays, LONG_STALL, Matrix, Member, Route, SETTLE_WINDOWS, SPAN, STALL, WINDOW};
+pub use matrix::{Cell, CellKey, Delays, LONG_STALL, Matrix, Member, SETTLE_WINDOWS, SPAN, STALL, WINDOW};

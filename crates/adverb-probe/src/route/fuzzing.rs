@@ -26,7 +26,7 @@ pub(crate) fn trace(script: &mut Script<'_>) {
     let first_psn = Psn::wrapping(script.word());
     let packets = Packets { target, source_qp: Qpn::truncate(0x55), first_psn };
     let options = TraceOptions { max_paths: 3, max_hops: 5, max_active_ports: 4, ..TraceOptions::new() };
-    let mut tracer = Tracer::new(options, destination, PORTS);
+    let mut tracer = Tracer::new(options, destination, PORTS).expect("valid options");
     let mut now = Instant::now();
     let mut sent = Vec::new();
     while let Some(action) = script.next() {

@@ -38,6 +38,8 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use crate::error::{ProbeError, Result, check_range};
+
 #[cfg(feature = "soft")]
 pub use packet::RouteTarget;
 pub use paths::{Path, Route};
@@ -55,8 +57,8 @@ pub struct TraceOptions {
     pub max_paths: usize,
     /// The maximum number of hops to the destination. The default is 30.
     pub max_hops: u8,
-    /// The probability with which all paths are found if the network chooses each path equally often. The default is
-    /// 0.99.
+    /// The probability with which all paths are found if the network chooses each path equally often, from 0.0001 to
+    /// 0.999999. The default is 0.99.
     pub confidence: f64,
     /// The time after which a probe counts as unanswered. The default is 500 ms.
     pub timeout: Duration,
@@ -87,7 +89,29 @@ impl TraceOptions {
             max_active_ports: 64,
         }
     }
+
+    /// Checks that the options are in their ranges.
+    fn check(&self) -> Result<()> {
+        let TraceOptions { max_paths, max_hops, attempts, limited_attempts, max_silent_hops, .. } = *self;
+        let counts = [
+            ("TraceOptions::max_paths", max_paths as u64),
+            ("TraceOptions::max_hops", max_hops.into()),
+            ("TraceOptions::attempts", attempts.into()),
+            ("TraceOptions::limited_attempts", limited_attempts.into()),
+            ("TraceOptions::max_silent_hops", max_silent_hops.into()),
+            ("TraceOptions::max_active_ports", self.max_active_ports as u64),
+        ];
+        counts.into_iter().try_for_each(|(option, count)| check_range(option, count, 1..=u64::MAX))?;
+        if !(MIN_CONFIDENCE..=MAX_CONFIDENCE).contains(&self.confidence) {
+            return Err(ProbeError::InvalidConfidence { requested: self.confidence });
+        }
+        Ok(())
+    }
 }
+
+/// The minimum and maximum of [`TraceOptions::confidence`]. Certainty is not possible.
+const MIN_CONFIDENCE: f64 = 0.000_1;
+const MAX_CONFIDENCE: f64 = 0.999_999;
 
 impl Default for TraceOptions {
     fn default() -> TraceOptions {

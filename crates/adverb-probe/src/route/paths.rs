@@ -61,5 +61,5 @@ impl Route {
 /// Returns the number of source ports with which all of `path_count` paths are found with this probability.
 pub(super) fn ports_needed(path_count: usize, confidence: f64) -> usize {
     let count = path_count.clamp(1, 1 << 14) as u32;
-    ports_to_cover(count, confidence.clamp(0.000_1, 0.999_999)).max(count) as usize
+    ports_to_cover(count, confidence).max(count) as usize
 }

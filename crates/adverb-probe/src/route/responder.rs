@@ -4,13 +4,14 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use adverb_verbs::{Qpn, Result};
+use adverb_verbs::{Key, Qpn};
 
 use super::trace::RouteResponder;
 use super::{RouteProbe, RouteTarget};
-use crate::Key;
-use crate::format::{Message, PROBE_LEN, Probe, Sequence};
+use crate::error::Result;
+use crate::format::{Message, PROBE_LEN, Probe, Sequence, TagKey};
 use crate::paths::flow_label_of;
+use crate::random;
 use crate::ud_queue::{Event, UdQueue};
 
 /// The local end of a trace to a host with a responder, whose acknowledgements show that a packet has reached it.
@@ -20,7 +21,7 @@ use crate::ud_queue::{Event, UdQueue};
 #[derive(Debug)]
 pub struct QueueResponder<'a> {
     queue: &'a mut UdQueue,
-    key: Option<&'a Key>,
+    key: Option<TagKey>,
     epoch: u32,
     dscp: u8,
 }
@@ -31,22 +32,34 @@ const MAX_WAIT: Duration = Duration::from_millis(1);
 
 impl<'a> QueueResponder<'a> {
     /// Looks up the responder at an address and port, and returns it as the target of a trace, with the local end of the
-    /// trace. `random` is a number that no other trace has.
+    /// trace.
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`UdQueue::lookup`].
+    /// Returns the same errors as [`UdQueue::lookup`], and [`ProbeError::System`](crate::ProbeError::System) if the system
+    /// has no random numbers.
     pub fn find(
         queue: &'a mut UdQueue,
         responder: SocketAddr,
         timeout: Duration,
-        key: Option<&'a Key>,
-        dscp: u8,
-        random: u32,
     ) -> Result<(RouteTarget, QueueResponder<'a>)> {
         let found = queue.lookup(responder, timeout)?.destination;
         let target = RouteTarget { address: responder.ip(), qpn: found.qpn, qkey: found.qkey };
-        Ok((target, QueueResponder { queue, key, epoch: random, dscp }))
+        let epoch = random::<4>().map(u32::from_be_bytes)?;
+        Ok((target, QueueResponder { queue, key: None, epoch, dscp: 0 }))
+    }
+
+    /// Sets the key, which must be that of the responder. By default there is none.
+    pub fn key(mut self, key: &Key) -> QueueResponder<'a> {
+        self.key = Some(TagKey::new(key));
+        self
+    }
+
+    /// Sets the differentiated services code point of the acknowledgements, which should be that of the
+    /// [trace](super::RouteTrace::dscp). The default is 0.
+    pub fn dscp(mut self, dscp: u8) -> QueueResponder<'a> {
+        self.dscp = dscp;
+        self
     }
 }
 
@@ -61,7 +74,7 @@ impl RouteResponder for QueueResponder<'_> {
         let flow_label = flow_label_of(probe.source_port).unwrap_or_default();
         // Without a device, the packet isn't sent.
         if let Some(prober) = self.queue.local() {
-            Probe { sequence, flow_label, dscp: self.dscp }.write(&mut bytes, &prober, self.key);
+            Probe { sequence, flow_label, dscp: self.dscp }.write(&mut bytes, &prober, self.key.as_ref());
         }
         bytes
     }
@@ -72,7 +85,7 @@ impl RouteResponder for QueueResponder<'_> {
         _icmp: BorrowedFd<'_>,
         acknowledge: &mut dyn FnMut(u32, Instant),
     ) -> Result<()> {
-        let (key, epoch) = (self.key, self.epoch);
+        let (key, epoch) = (self.key.as_ref(), self.epoch);
         self.queue.wait(timeout.min(MAX_WAIT), |queue, event| {
             if let Event::Received(datagram) = event
                 && let Some(prober) = queue.local()
@@ -120,8 +133,8 @@ mod tests {
         let device = Device::open("soft:127.92.1.1").unwrap();
         let mut queue = UdQueue::builder(|| Device::open("soft:127.92.1.1")).open().unwrap();
         let timeout = Duration::from_secs(10);
-        let found = QueueResponder::find(&mut queue, responder, timeout, None, 26, 7);
-        let (target, mut end) = found.unwrap();
+        let (target, end) = QueueResponder::find(&mut queue, responder, timeout).unwrap();
+        let mut end = end.dscp(26);
         assert_eq!(target.address, remote);
         let mut options = TraceOptions::new();
         options.timeout = Duration::from_secs(2);

@@ -11,7 +11,7 @@ use super::*;
 #[derive(Clone)]
 struct Node {
     address: IpAddr,
-    answer: Answer,
+    answer: RouterAnswer,
     /// The maximum number of answers in reserve and the time in which the node gains one, as in Linux.
     limit: Option<(f64, Duration)>,
     tokens: f64,
@@ -23,7 +23,7 @@ struct Node {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Answer {
+enum RouterAnswer {
     Icmp(IcmpMessage),
     Ack,
     Never,
@@ -61,7 +61,7 @@ impl Network {
         let start = Instant::now();
         let node = |index| Node {
             address: address(index),
-            answer: Answer::Icmp(IcmpMessage::TimeExceeded),
+            answer: RouterAnswer::Icmp(IcmpMessage::TimeExceeded),
             limit: None,
             tokens: 6.0,
             refilled_at: start,
@@ -80,7 +80,7 @@ impl Network {
     }
 
     /// Returns a leaf (node 0), `spines` spines (from node 2 on), the other leaf (node 1) and the destination, the last node.
-    fn leaf_spine(spines: usize, answer: Answer) -> Network {
+    fn leaf_spine(spines: usize, answer: RouterAnswer) -> Network {
         let mut network =
             Network::new(spines + 3, move |port| vec![0, 2 + hash(port) % spines, 1, spines + 2]);
         network.destination().answer = answer;
@@ -102,7 +102,7 @@ impl Network {
     }
 
     /// Returns the answer to a probe, if there is one.
-    fn answer(&mut self, probe: RouteProbe) -> Option<(IpAddr, Answer, bool)> {
+    fn answer(&mut self, probe: RouteProbe) -> Option<(IpAddr, RouterAnswer, bool)> {
         *self.probes.entry((probe.source_port, probe.hop_limit)).or_default() += 1;
         let path = (self.path)(probe.source_port);
         let node = path[path.len().min(probe.hop_limit.into()) - 1];
@@ -117,13 +117,13 @@ impl Network {
             }
             node.tokens -= 1.0;
         }
-        let is_answered = node.answer != Answer::Never && lost >= node.loss;
+        let is_answered = node.answer != RouterAnswer::Never && lost >= node.loss;
         is_answered.then_some((node.address, node.answer, node.is_bare))
     }
 
     fn trace(&mut self, options: TraceOptions) -> Route {
         let destination = self.destination().address;
-        let mut tracer = Tracer::new(options, destination, 0xc001..=0xffff);
+        let mut tracer = Tracer::new(options, destination, 0xc001..=0xffff).unwrap();
         // Answers in the order of their arrival.
         let mut answers = std::collections::VecDeque::new();
         while !tracer.is_finished() {
@@ -143,12 +143,12 @@ impl Network {
             {
                 self.now = at;
                 match answer {
-                    Answer::Icmp(message) => {
+                    RouterAnswer::Icmp(message) => {
                         let id = (!is_bare).then_some(probe.id);
                         tracer.handle_icmp(probe.source_port, id, from, message, at);
                     }
-                    Answer::Ack => tracer.handle_ack(probe.id, at),
-                    Answer::Never => unreachable!(),
+                    RouterAnswer::Ack => tracer.handle_ack(probe.id, at),
+                    RouterAnswer::Never => unreachable!(),
                 }
             } else if let Some(timeout) = timeout {
                 assert!(timeout >= self.now, "the timeout is in the past");
@@ -178,7 +178,7 @@ impl Network {
     }
 }
 
-const PORT_UNREACHABLE: Answer = Answer::Icmp(IcmpMessage::Unreachable(Unreachable::Port));
+const PORT_UNREACHABLE: RouterAnswer = RouterAnswer::Icmp(IcmpMessage::Unreachable(Unreachable::Port));
 
 fn paths(max_paths: usize) -> TraceOptions {
     TraceOptions { max_paths, ..TraceOptions::new() }
@@ -186,7 +186,7 @@ fn paths(max_paths: usize) -> TraceOptions {
 
 #[test]
 fn one_path_takes_one_probe_per_hop() {
-    let mut network = Network::leaf_spine(2, Answer::Ack);
+    let mut network = Network::leaf_spine(2, RouterAnswer::Ack);
     let route = network.trace(TraceOptions::new());
     assert_eq!((route.paths.len(), route.port_count, route.probe_count), (1, 1, 4));
     let path = &route.paths[0];
@@ -202,7 +202,7 @@ fn one_path_takes_one_probe_per_hop() {
 #[test]
 fn all_paths_are_complete_although_all_hops_limit_their_answers() {
     for (spines, seconds) in [(1, 5), (2, 10), (4, 12), (32, 30)] {
-        for answer in [Answer::Ack, PORT_UNREACHABLE] {
+        for answer in [RouterAnswer::Ack, PORT_UNREACHABLE] {
             let mut network = Network::leaf_spine(spines, answer).limited();
             let route = network.trace(paths(64));
             assert_eq!(route.paths.len(), spines);
@@ -216,7 +216,7 @@ fn all_paths_are_complete_although_all_hops_limit_their_answers() {
 
 #[test]
 fn a_network_without_limits_is_traced_without_waiting() {
-    let mut network = Network::leaf_spine(16, Answer::Ack);
+    let mut network = Network::leaf_spine(16, RouterAnswer::Ack);
     let route = network.trace(paths(16));
     assert_eq!(route.paths.len(), 16);
     assert!(route.paths.iter().all(Path::is_complete));
@@ -226,7 +226,7 @@ fn a_network_without_limits_is_traced_without_waiting() {
 
 #[test]
 fn a_trace_ends_when_the_requested_number_of_paths_is_found() {
-    let mut network = Network::leaf_spine(8, Answer::Ack);
+    let mut network = Network::leaf_spine(8, RouterAnswer::Ack);
     let route = network.trace(paths(3));
     assert_eq!(route.paths.len(), 3);
     assert!(route.port_count <= ports_needed(2, 0.99));
@@ -234,7 +234,7 @@ fn a_trace_ends_when_the_requested_number_of_paths_is_found() {
 
 #[test]
 fn a_hop_that_all_ports_share_is_probed_from_few_ports() {
-    let mut network = Network::leaf_spine(16, Answer::Ack);
+    let mut network = Network::leaf_spine(16, RouterAnswer::Ack);
     let route = network.trace(paths(64));
     let count = |hop_limit| network.probes.keys().filter(|(_, limit)| *limit == hop_limit).count();
     assert_eq!(count(1), ports_needed(2, 0.99));
@@ -246,8 +246,8 @@ fn a_hop_that_all_ports_share_is_probed_from_few_ports() {
 #[test]
 fn silent_hops_are_reported_and_distinguish_paths() {
     // A spine that never answers is another path than the spine that does.
-    let mut network = Network::leaf_spine(2, Answer::Ack).limited();
-    network.nodes[2].answer = Answer::Never;
+    let mut network = Network::leaf_spine(2, RouterAnswer::Ack).limited();
+    network.nodes[2].answer = RouterAnswer::Never;
     let route = network.trace(paths(8));
     network.check(&route);
     assert_eq!(route.paths.len(), 2, "{route:?}");
@@ -257,8 +257,8 @@ fn silent_hops_are_reported_and_distinguish_paths() {
     assert!(network.elapsed() < Duration::from_secs(90), "{:?}", network.elapsed());
 
     // A first hop that is silent for all ports.
-    let mut network = Network::leaf_spine(2, Answer::Ack);
-    network.nodes[0].answer = Answer::Never;
+    let mut network = Network::leaf_spine(2, RouterAnswer::Ack);
+    network.nodes[0].answer = RouterAnswer::Never;
     let route = network.trace(paths(8));
     network.check(&route);
     assert_eq!(route.paths.len(), 2, "{route:?}");
@@ -270,7 +270,7 @@ fn silent_hops_are_reported_and_distinguish_paths() {
 
 #[test]
 fn a_destination_that_does_not_answer_ends_the_path_at_the_last_router() {
-    let mut network = Network::leaf_spine(2, Answer::Never).limited();
+    let mut network = Network::leaf_spine(2, RouterAnswer::Never).limited();
     let route = network.trace(paths(4));
     network.check(&route);
     assert_eq!(route.paths.len(), 2);
@@ -288,9 +288,9 @@ fn a_destination_that_does_not_answer_ends_the_path_at_the_last_router() {
 #[test]
 fn a_black_hole_on_one_path_is_not_hidden_by_the_others() {
     // Spine 3 drops all packets that it should forward.
-    let mut network = Network::leaf_spine(2, Answer::Ack);
+    let mut network = Network::leaf_spine(2, RouterAnswer::Ack);
     let mut sink = network.nodes[0].clone();
-    sink.answer = Answer::Never;
+    sink.answer = RouterAnswer::Never;
     network.nodes.insert(4, sink);
     network.path = Box::new(|port| match hash(port) % 2 {
         0 => vec![0, 2, 1, 5],
@@ -312,7 +312,7 @@ fn loops_and_unreachable_destinations_end_a_path() {
 
     for reason in [Unreachable::Host, Unreachable::Network, Unreachable::Prohibited, Unreachable::Port] {
         let mut network = Network::new(4, |_| vec![0, 1]);
-        network.nodes[1].answer = Answer::Icmp(IcmpMessage::Unreachable(reason));
+        network.nodes[1].answer = RouterAnswer::Icmp(IcmpMessage::Unreachable(reason));
         let route = network.trace(paths(4));
         assert_eq!(route.paths.len(), 1);
         assert_eq!((route.paths[0].end, route.paths[0].hops.len()), (PathEnd::Unreachable(reason), 2));
@@ -322,7 +322,7 @@ fn loops_and_unreachable_destinations_end_a_path() {
 #[test]
 fn a_router_that_answers_twice_in_a_row_is_no_loop() {
     let mut network = Network::new(4, |_| vec![0, 1, 1, 3]);
-    network.destination().answer = Answer::Ack;
+    network.destination().answer = RouterAnswer::Ack;
     let route = network.trace(TraceOptions::new());
     assert_eq!((route.paths[0].end, route.paths[0].hops.len()), (PathEnd::Destination, 4));
 }
@@ -338,7 +338,7 @@ fn a_path_is_not_followed_beyond_the_maximum_number_of_hops() {
 #[test]
 fn probes_whose_answers_are_lost_are_retransmitted() {
     for seed in 0..20 {
-        let mut network = Network::leaf_spine(2, Answer::Ack).limited();
+        let mut network = Network::leaf_spine(2, RouterAnswer::Ack).limited();
         network.seed = seed;
         network.nodes.iter_mut().for_each(|node| node.loss = 10);
         let route = network.trace(paths(4));
@@ -354,7 +354,7 @@ fn paths_of_different_lengths_are_distinguished() {
         0 => vec![0, 1, 6],
         _ => vec![0, 2, 3, 4, 6],
     });
-    network.destination().answer = Answer::Ack;
+    network.destination().answer = RouterAnswer::Ack;
     let route = network.trace(paths(8));
     network.check(&route);
     let mut lengths: Vec<usize> = route.paths.iter().map(|path| path.hops.len()).collect();
@@ -365,7 +365,7 @@ fn paths_of_different_lengths_are_distinguished() {
 
 #[test]
 fn answers_without_the_packet_are_matched_one_by_one() {
-    let mut network = Network::leaf_spine(2, Answer::Ack).limited();
+    let mut network = Network::leaf_spine(2, RouterAnswer::Ack).limited();
     network.nodes.iter_mut().for_each(|node| node.is_bare = true);
     let route = network.trace(paths(4));
     network.check(&route);
@@ -375,21 +375,21 @@ fn answers_without_the_packet_are_matched_one_by_one() {
 
 #[test]
 fn ports_of_other_programs_are_left_out() {
-    let mut network = Network::leaf_spine(2, Answer::Ack);
+    let mut network = Network::leaf_spine(2, RouterAnswer::Ack);
     network.taken = (0xc001..0xc004).chain(0xc006..0xc00a).collect();
     let taken = network.taken.clone();
     let route = network.trace(paths(2));
     assert_eq!(route.paths.len(), 2);
     assert!(route.paths.iter().flat_map(|path| &path.source_ports).all(|port| !taken.contains(port)));
 
-    let mut network = Network::leaf_spine(2, Answer::Ack);
+    let mut network = Network::leaf_spine(2, RouterAnswer::Ack);
     network.taken = (0..=0xffff).collect();
     assert_eq!(network.trace(paths(2)).port_count, 0);
 }
 
 #[test]
 fn sockets_are_needed_for_active_ports_only() {
-    let mut network = Network::leaf_spine(16, Answer::Ack);
+    let mut network = Network::leaf_spine(16, RouterAnswer::Ack);
     let route = network.trace(TraceOptions { max_active_ports: 4, ..paths(64) });
     network.check(&route);
     assert_eq!(route.paths.len(), 16);
@@ -402,7 +402,7 @@ fn a_trace_with_forged_answers_ends() {
         let mut network = Network::new(1, |_| Vec::new());
         network.seed = seed;
         let mut now = network.now;
-        let mut tracer = Tracer::new(paths(4), destination, 0xc001..=0xc010);
+        let mut tracer = Tracer::new(paths(4), destination, 0xc001..=0xc010).unwrap();
         for _ in 0..2_000 {
             match network.random() % 8 {
                 0 => _ = tracer.poll_transmit(now),
@@ -432,7 +432,7 @@ fn a_trace_with_forged_answers_ends() {
 
 #[test]
 fn an_answer_to_another_port_is_ignored() {
-    let mut tracer = Tracer::new(TraceOptions::new(), address(9), [0xc001, 0xc002]);
+    let mut tracer = Tracer::new(TraceOptions::new(), address(9), [0xc001, 0xc002]).unwrap();
     let now = Instant::now();
     let probe = tracer.poll_transmit(now).unwrap();
     assert_eq!((probe.source_port, probe.hop_limit), (0xc001, 1));
@@ -447,6 +447,20 @@ fn an_answer_to_another_port_is_ignored() {
 fn more_paths_need_more_ports() {
     assert_eq!([1, 2, 3, 4, 16].map(|paths| ports_needed(paths, 0.99)), [1, 8, 15, 21, 115]);
     assert_eq!(ports_needed(0, 0.99), 1);
-    assert!(ports_needed(4, 2.0) < 1_000, "a confidence of 1 is not possible");
-    assert!(ports_needed(4, -1.0) >= 4);
+    assert!(ports_needed(4, MAX_CONFIDENCE) < 1_000);
+    assert!(ports_needed(4, MIN_CONFIDENCE) >= 4);
+}
+
+#[test]
+fn options_outside_their_range_are_refused() {
+    let new = |options: TraceOptions| Tracer::new(options, address(9), [0xc001]).unwrap_err();
+    let refused = new(TraceOptions { max_hops: 0, ..TraceOptions::new() });
+    let option = "TraceOptions::max_hops";
+    assert!(
+        matches!(refused, ProbeError::InvalidOption { option: o, requested: 0, min: 1, .. } if o == option)
+    );
+    for confidence in [0.0, 1.0, -1.0, f64::NAN] {
+        let refused = new(TraceOptions { confidence, ..TraceOptions::new() });
+        assert!(matches!(refused, ProbeError::InvalidConfidence { .. }), "{confidence}: {refused:?}");
+    }
 }

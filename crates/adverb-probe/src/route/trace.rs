@@ -1,5 +1,6 @@
 //! Traces with sockets.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::IpAddr;
@@ -7,10 +8,11 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use adverb_verbs::internal::{PathSocket, Watch, path_socket, wait_either};
-use adverb_verbs::{Device, Error, Psn, Qpn, Result};
+use adverb_verbs::{Device, Psn, Qpn};
 
 use super::packet::{Packets, RouteTarget, icmp_message, quiet_mad};
 use super::{Route, RouteProbe, TraceOptions, TraceProgress, Tracer};
+use crate::error::{ProbeError, Result};
 use crate::paths::flow_label_of;
 
 /// The local end of a trace: it writes the payload of the probes, and receives the acknowledgements of the destination's
@@ -128,15 +130,16 @@ impl RouteTrace<'_> {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the packets can't be sent, or the device has no UDP sockets at the local address, and
-    /// [`Error::InvalidRequest`] if the addresses are of different IP versions.
+    /// Returns [`ProbeError::System`] if the packets can't be sent, or the device has no UDP sockets at the local address,
+    /// [`ProbeError::AddressFamilyMismatch`] if the addresses are of different IP versions, and the errors of
+    /// [`Tracer::new`].
     pub fn run(
         &self,
         responder: &mut dyn RouteResponder,
         mut progress: impl FnMut(TraceProgress) -> bool,
     ) -> Result<Route> {
         let RouteTrace { device, local, ref target, dscp, options, random } = *self;
-        let mut tracer = Tracer::new(options, target.address, source_ports(random));
+        let mut tracer = Tracer::new(options, target.address, source_ports(random))?;
         let first_psn = Psn::wrapping((random >> 13) as u32);
         let packets = Packets { target: *target, source_qp: responder.source_qpn(), first_psn };
         let mut sockets = Sockets::new(device, local)?;
@@ -149,20 +152,15 @@ impl RouteTrace<'_> {
                 };
                 let payload = responder.payload(&probe);
                 let packet = packets.build(probe.id, socket.local_addr(), &payload);
-                let packet = packet.ok_or_else(|| Error::InvalidRequest {
-                    reason: format!(
-                        "no path leads from {local} to {}: they are of different IP versions",
-                        target.address
-                    )
-                    .into(),
-                })?;
+                let destination = target.address;
+                let packet = packet.ok_or(ProbeError::AddressFamilyMismatch { local, destination })?;
                 let flow_label = flow_label_of(probe.source_port).unwrap_or_default();
                 match socket.send(target.udp_addr(), dscp << 2, probe.hop_limit, flow_label, &packet) {
                     Ok(()) => {}
                     // The packet counts as lost.
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error) => {
-                        return Err(failure(&format!("sending a packet to {}", target.address), error));
+                        return Err(failure(format!("sending a packet to {destination}"), error));
                     }
                 }
             }
@@ -213,7 +211,7 @@ impl<'a> Sockets<'a> {
                 Ok(socket) => _ = vacant.insert(socket),
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Ok(None),
                 Err(error) => {
-                    return Err(failure(&format!("opening UDP port {port} of {local} for a trace"), error));
+                    return Err(failure(format!("opening UDP port {port} of {local} for a trace"), error));
                 }
             }
         }
@@ -258,15 +256,8 @@ impl<'a> Sockets<'a> {
 }
 
 /// Returns the error of a failed operation.
-fn failure(action: &str, error: io::Error) -> Error {
-    let hint = match error.kind() {
-        io::ErrorKind::Unsupported => "trace from a device with an IP address of this machine",
-        io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable => {
-            "check the routes of this machine (`ip route get ADDRESS`)"
-        }
-        _ => "",
-    };
-    Error::Verb { action: action.to_owned(), error, hint: hint.into() }
+fn failure(action: impl Into<Cow<'static, str>>, source: io::Error) -> ProbeError {
+    ProbeError::System { action: action.into(), source }
 }
 
 #[cfg(test)]
@@ -318,8 +309,8 @@ mod tests {
         let target = RouteTarget::without_responder("10.0.0.2".parse().unwrap());
         let options = TraceOptions::new();
         let trace = RouteTrace { device: &device, local, target, dscp: 0, options, random: 5 };
-        assert!(
-            trace.run(&mut NoResponder, |_| true).unwrap_err().to_string().contains("for a trace failed")
-        );
+        let error = trace.run(&mut NoResponder, |_| true).unwrap_err();
+        assert!(matches!(&error, ProbeError::System { action, .. } if action.ends_with("for a trace")));
+        assert!(error.hint().unwrap().starts_with("trace from a device"), "{error:?}");
     }
 }

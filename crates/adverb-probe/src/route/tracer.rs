@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::pace::Level;
 use super::paths::{Path, Route, ports_needed};
 use super::{Hop, HopState, PathEnd, TraceOptions, Unreachable};
+use crate::error::Result;
 
 /// A probe that the caller sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,7 +58,7 @@ pub struct TraceProgress {
 /// // In this network, the destination is behind one router.
 /// let (router, destination) = ("10.0.0.1".parse()?, "10.0.1.2".parse()?);
 /// let mut now = Instant::now();
-/// let mut tracer = Tracer::new(TraceOptions::new(), destination, 0xc001..=0xffff);
+/// let mut tracer = Tracer::new(TraceOptions::new(), destination, 0xc001..=0xffff)?;
 /// while !tracer.is_finished() {
 ///     while let Some(probe) = tracer.poll_transmit(now) {
 ///         match probe.hop_limit {
@@ -69,7 +70,7 @@ pub struct TraceProgress {
 /// }
 /// let route = tracer.into_route();
 /// assert!(route.paths[0].addresses().eq([Some(router), Some(destination)]));
-/// # Ok::<(), std::net::AddrParseError>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 pub struct Tracer {
@@ -87,7 +88,7 @@ pub struct Tracer {
     /// The state of the hops at each distance, the first hop first.
     levels: Vec<Level>,
     /// All probes from active source ports, by number.
-    sent: BTreeMap<u32, Sent>,
+    sent: BTreeMap<u32, SentProbe>,
     next_id: u32,
     /// The time of the last probe.
     last_sent_at: Option<Instant>,
@@ -101,7 +102,7 @@ pub struct Tracer {
 
 /// A sent probe.
 #[derive(Clone, Copy, Debug)]
-struct Sent {
+struct SentProbe {
     source_port: u16,
     hop_limit: u8,
     sent_at: Instant,
@@ -153,32 +154,37 @@ impl Progress {
 impl Tracer {
     /// Creates a trace to `destination` that may use these source ports, the first ones first. Repeated ports have no
     /// effect.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ProbeError::InvalidOption`](crate::ProbeError::InvalidOption) if a number of the options is 0, and
+    /// [`ProbeError::InvalidConfidence`](crate::ProbeError::InvalidConfidence).
     pub fn new(
         options: TraceOptions,
         destination: IpAddr,
         source_ports: impl IntoIterator<Item = u16>,
-    ) -> Tracer {
+    ) -> Result<Tracer> {
+        options.check()?;
         let mut is_seen = vec![false; 1 << 16];
         let mut candidates: Vec<u16> = source_ports.into_iter().collect();
         candidates.retain(|&port| !std::mem::replace(&mut is_seen[usize::from(port)], true));
         candidates.reverse();
-        let max_hops = options.max_hops.max(1);
-        Tracer {
-            options: TraceOptions { max_hops, ..options },
+        Ok(Tracer {
             destination,
             candidates,
             active: Vec::new(),
             provisional: Vec::new(),
             target: 1,
             started_count: 0,
-            levels: (0..max_hops).map(|_| Level::default()).collect(),
+            levels: (0..options.max_hops).map(|_| Level::default()).collect(),
             sent: BTreeMap::new(),
             next_id: 0,
             last_sent_at: None,
             distance: None,
             is_serial: false,
             route: Route::default(),
-        }
+            options,
+        })
     }
 
     /// Returns the next probe to send now, or `None` if no probe is due.
@@ -201,7 +207,7 @@ impl Tracer {
         let Progress::Unknown { is_outstanding, .. } = &mut self.active[index].hops[hop] else { return None };
         *is_outstanding = true;
         let RouteProbe { source_port, hop_limit, .. } = probe;
-        self.sent.insert(probe.id, Sent { source_port, hop_limit, sent_at: now, is_outstanding: true });
+        self.sent.insert(probe.id, SentProbe { source_port, hop_limit, sent_at: now, is_outstanding: true });
         self.levels[hop].note_sent(now);
         self.last_sent_at = Some(now);
         self.route.probe_count += 1;
@@ -288,7 +294,7 @@ impl Tracer {
     /// Returns the only outstanding probe of a source port. If there are several, only one will be outstanding from now
     /// on.
     fn only_outstanding(&mut self, source_port: u16) -> Option<u32> {
-        let of_port = |sent: &Sent| sent.source_port == source_port && sent.is_outstanding;
+        let of_port = |sent: &SentProbe| sent.source_port == source_port && sent.is_outstanding;
         let mut ids = self.sent.iter().filter(|(_, sent)| of_port(sent)).map(|(&id, _)| id);
         let (first, second) = (ids.next(), ids.next());
         self.is_serial |= second.is_some();
@@ -298,7 +304,7 @@ impl Tracer {
     fn handle_answer(&mut self, id: u32, address: IpAddr, terminal: Option<Terminal>, received_at: Instant) {
         let Some(sent) = self.sent.get_mut(&id) else { return };
         sent.is_outstanding = false;
-        let Sent { source_port, hop_limit, sent_at, .. } = *sent;
+        let SentProbe { source_port, hop_limit, sent_at, .. } = *sent;
         let Some(trace) = self.active.iter_mut().find(|trace| trace.source_port == source_port) else {
             return;
         };
@@ -363,7 +369,7 @@ impl Tracer {
                 self.route.add(trace.path(&self.options));
             }
         }
-        let max_paths = self.options.max_paths.max(1);
+        let max_paths = self.options.max_paths;
         if self.route.paths.len() >= max_paths {
             // The remaining source ports take these paths, too, or paths beyond the maximum number.
             self.active.clear();
@@ -411,7 +417,7 @@ impl Tracer {
     /// Starts traces of further source ports. The first one is traced alone, because the others need fewer probes if the
     /// distance of the destination is known.
     fn start(&mut self) {
-        while self.started_count < self.target && self.active.len() < self.options.max_active_ports.max(1) {
+        while self.started_count < self.target && self.active.len() < self.options.max_active_ports {
             let Some(source_port) = self.candidates.pop() else { return };
             let hops = vec![Progress::NEW; usize::from(self.options.max_hops)];
             self.active.push(Trace { source_port, hops, is_resumed: false });
@@ -491,7 +497,7 @@ impl Trace {
                 }
                 Progress::Known { .. } => silent_count = 0,
             }
-            if silent_count >= usize::from(options.max_silent_hops.max(1)) {
+            if silent_count >= usize::from(options.max_silent_hops) {
                 return Some((hop + 1 - silent_count, PathEnd::NoAnswer));
             }
         }

@@ -14,19 +14,19 @@ impl Session {
 }
 
 /// A session on virtual time: 100 ms until the timeout, and 50 ms of grace.
-struct Test {
+struct TestSession {
     session: Session,
     now: u64,
 }
 
-impl Test {
-    fn new() -> Test {
+impl TestSession {
+    fn new() -> TestSession {
         let config = SessionConfig {
             timeout: Duration::from_millis(100),
             grace: Duration::from_millis(50),
             max_outstanding: 8,
         };
-        Test { session: Session::new(config, 1), now: 5_000 * MILLI }
+        TestSession { session: Session::new(config, 1), now: 5_000 * MILLI }
     }
 
     /// Begins a probe that the device sends after 1 µs.
@@ -83,7 +83,7 @@ fn second_kind() -> AckKind {
 
 #[test]
 fn an_answered_probe_has_its_figures() {
-    let mut test = Test::new();
+    let mut test = TestSession::new();
     let probe = test.probe();
     assert_eq!((probe.flow_label, probe.dscp), (0x123, 26));
     test.answer(&probe);
@@ -96,7 +96,7 @@ fn an_answered_probe_has_its_figures() {
 
 #[test]
 fn acknowledgements_may_be_reordered_and_precede_the_send_completion() {
-    let mut test = Test::new();
+    let mut test = TestSession::new();
     let probe = test.session.begin(Stamp::process(test.now), 0, 0).expect("a place");
     let sent = Stamp::kernel(test.now + 1_000);
     test.now += 10_000;
@@ -109,7 +109,7 @@ fn acknowledgements_may_be_reordered_and_precede_the_send_completion() {
 
 #[test]
 fn ack1_without_ack2_is_one_return_loss() {
-    let mut test = Test::new();
+    let mut test = TestSession::new();
     let probe = test.probe();
     test.first(&probe);
     test.pass(99);
@@ -129,7 +129,7 @@ fn ack1_without_ack2_is_one_return_loss() {
 #[test]
 fn a_responder_that_stops_between_ack1_and_ack2_is_no_return_loss() {
     for (lookup, result) in [(Lookup::Ended, ProbeResult::Ended), (Lookup::Same, ProbeResult::ReturnLost)] {
-        let mut test = Test::new();
+        let mut test = TestSession::new();
         let probe = test.probe();
         test.first(&probe);
         test.pass(200);
@@ -143,7 +143,7 @@ fn a_responder_that_stops_between_ack1_and_ack2_is_no_return_loss() {
 
 #[test]
 fn an_epoch_that_used_all_numbers_is_followed_by_another() {
-    let mut test = Test::new();
+    let mut test = TestSession::new();
     test.session.skip_to(u32::MAX - 1);
     let last = test.probe();
     assert!(test.session.is_exhausted());
@@ -165,7 +165,7 @@ fn an_epoch_that_used_all_numbers_is_followed_by_another() {
 
 #[test]
 fn an_answered_probe_without_a_send_completion_is_not_lost_at_the_end() {
-    let mut test = Test::new();
+    let mut test = TestSession::new();
     let probe = test.session.begin(Stamp::process(test.now), 0, 0).expect("a place");
     test.answer(&probe);
     test.pass(120);
@@ -177,7 +177,7 @@ fn an_answered_probe_without_a_send_completion_is_not_lost_at_the_end() {
 
 #[test]
 fn a_probe_is_lost_only_if_a_later_one_is_answered() {
-    let mut test = Test::new();
+    let mut test = TestSession::new();
     let _lost = test.probe();
     test.pass(200);
     assert_eq!((test.results(), test.session.timed_out_count()), (vec![], 1));
@@ -190,7 +190,7 @@ fn a_probe_is_lost_only_if_a_later_one_is_answered() {
 
 #[test]
 fn a_late_answer_is_no_loss() {
-    let mut test = Test::new();
+    let mut test = TestSession::new();
     let probe = test.probe();
     test.pass(120);
     test.answer(&probe);
@@ -201,7 +201,7 @@ fn a_late_answer_is_no_loss() {
 
 #[test]
 fn duplicate_and_unmatched_acks_are_counted() {
-    let mut test = Test::new();
+    let mut test = TestSession::new();
     let probe = test.probe();
     test.first(&probe);
     test.first(&probe);
@@ -218,7 +218,7 @@ fn duplicate_and_unmatched_acks_are_counted() {
 
 #[test]
 fn losses_to_an_ended_epoch_are_not_the_networks() {
-    let mut test = Test::new();
+    let mut test = TestSession::new();
     let old = test.probe();
     test.pass(120);
     let _outstanding = test.probe();
@@ -235,7 +235,7 @@ fn losses_to_an_ended_epoch_are_not_the_networks() {
 
 #[test]
 fn a_responder_that_is_found_alive_confirms_losses() {
-    let mut test = Test::new();
+    let mut test = TestSession::new();
     let _lost = test.probe();
     test.pass(100);
     let _waiting = test.probe();
@@ -253,7 +253,7 @@ fn a_responder_that_is_found_alive_confirms_losses() {
 
 #[test]
 fn a_responder_that_is_found_alive_repeatedly_confirms_losses() {
-    let mut test = Test::new();
+    let mut test = TestSession::new();
     for _ in 0..20 {
         test.probe();
         test.pass(30);
@@ -268,7 +268,7 @@ fn a_responder_that_is_found_alive_repeatedly_confirms_losses() {
 
 #[test]
 fn an_answer_soon_after_the_lookup_is_late_and_no_loss() {
-    let mut test = Test::new();
+    let mut test = TestSession::new();
     let probe = test.probe();
     test.pass(1_000);
     test.session.handle_lookup(Lookup::Same, 2, test.now);
@@ -280,7 +280,7 @@ fn an_answer_soon_after_the_lookup_is_late_and_no_loss() {
 
 #[test]
 fn a_responder_that_restarts_with_its_queue_pair_number_ends_older_probes() {
-    let mut test = Test::new();
+    let mut test = TestSession::new();
     let first = test.probe();
     test.answer(&first);
     let _unanswered = test.probe();
@@ -299,7 +299,7 @@ fn a_responder_that_restarts_with_its_queue_pair_number_ends_older_probes() {
 
 #[test]
 fn impossible_stamps_are_counted_and_have_no_figures() {
-    let mut test = Test::new();
+    let mut test = TestSession::new();
     let probe = test.probe();
     test.now += 2_000;
     test.first(&probe);
@@ -310,7 +310,7 @@ fn impossible_stamps_are_counted_and_have_no_figures() {
 
 #[test]
 fn missing_stamps_are_no_loss() {
-    let mut test = Test::new();
+    let mut test = TestSession::new();
     let unstamped = test.session.begin(Stamp::process(test.now), 0, 0).expect("a place");
     test.session.handle_sent(unstamped.sequence, None);
     test.answer(&unstamped);
@@ -322,7 +322,7 @@ fn missing_stamps_are_no_loss() {
 
 #[test]
 fn a_probe_that_was_not_sent_is_not_the_networks_loss() {
-    let mut test = Test::new();
+    let mut test = TestSession::new();
     let probe = test.session.begin(Stamp::process(test.now), 0, 0).expect("a place");
     test.session.handle_not_sent(probe.sequence);
     assert_eq!(test.results(), [(0, ProbeResult::NotSent)]);
@@ -331,7 +331,7 @@ fn a_probe_that_was_not_sent_is_not_the_networks_loss() {
 
 #[test]
 fn outstanding_probes_are_bounded() {
-    let mut test = Test::new();
+    let mut test = TestSession::new();
     let probes: Vec<Probe> = (0..8).map(|_| test.probe()).collect();
     assert_eq!(test.session.begin(Stamp::process(test.now), 0, 0), None);
     test.answer(&probes[3]);
@@ -344,7 +344,7 @@ fn outstanding_probes_are_bounded() {
 
 #[test]
 fn a_dead_responder_makes_old_probes_unreachable_and_bounds_the_memory() {
-    let mut test = Test::new();
+    let mut test = TestSession::new();
     for _ in 0..3_000 {
         test.probe();
         test.pass(100);
@@ -382,7 +382,7 @@ proptest! {
     fn every_probe_has_one_true_result(
         fates in prop::collection::vec(prop::array::uniform3(fates()), 1..80),
     ) {
-        let mut test = Test::new();
+        let mut test = TestSession::new();
         let mut arrivals: Vec<(u64, Probe, bool)> = Vec::new();
         let mut truth = Vec::new();
         for (number, [there, first, second]) in fates.iter().enumerate() {
@@ -436,7 +436,7 @@ proptest! {
 }
 
 /// Delivers the acknowledgements that arrive until then, millisecond by millisecond.
-fn deliver(test: &mut Test, arrivals: &mut Vec<(u64, Probe, bool)>, until: u64) {
+fn deliver(test: &mut TestSession, arrivals: &mut Vec<(u64, Probe, bool)>, until: u64) {
     arrivals.sort_by_key(|&(at, ..)| at);
     while test.now < until {
         test.now += MILLI;

@@ -12,7 +12,7 @@ use super::Destination;
 /// drops the least recently used handle when it is full.
 #[derive(Debug)]
 pub(super) struct AddressCache {
-    entries: HashMap<(Gid, Traffic), Entry>,
+    entries: HashMap<(Gid, Traffic), CachedHandle>,
     max_len: usize,
     /// Counts the uses of all handles.
     use_count: u64,
@@ -21,14 +21,13 @@ pub(super) struct AddressCache {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct CachedHandle {
     handle: AddressHandle,
     last_use: u64,
 }
 
 impl AddressCache {
     pub(super) fn new(max_len: usize) -> AddressCache {
-        let max_len = max_len.max(1);
         AddressCache { entries: HashMap::new(), max_len, use_count: 0, created_count: 0, evicted_count: 0 }
     }
 
@@ -56,7 +55,7 @@ impl AddressCache {
         let remote = Endpoint::new(gid, qpn, Psn::wrapping(0));
         let found = queue_pair.ud_destination_with(&remote, qkey, traffic)?;
         self.created_count += 1;
-        self.entries.insert((gid, traffic), Entry { handle: found.address_handle.clone(), last_use });
+        self.entries.insert((gid, traffic), CachedHandle { handle: found.address_handle.clone(), last_use });
         Ok(found)
     }
 

@@ -3,9 +3,10 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use adverb_verbs::{Device, Result, Traffic};
+use adverb_verbs::{Device, Traffic};
 
 use super::{UdQueue, Waker};
+use crate::error::{ProbeError, Result, check_range};
 
 /// A builder of a [`UdQueue`], returned by [`UdQueue::builder`].
 #[must_use = "a builder does nothing until `open` is called"]
@@ -14,8 +15,11 @@ pub struct UdQueueBuilder {
     options: Options,
 }
 
+/// The maximum number of send or receive slots. Devices have a smaller one.
+const MAX_SLOTS: u32 = 1 << 24;
+
 /// Opens the device: at first, and after it has failed.
-pub(super) type Opener = Box<dyn FnMut() -> Result<Device> + Send>;
+pub(super) type Opener = Box<dyn FnMut() -> adverb_verbs::Result<Device> + Send>;
 
 #[derive(Clone, Debug)]
 pub(super) struct Options {
@@ -65,8 +69,8 @@ impl UdQueueBuilder {
         self
     }
 
-    /// Sets the maximum number of cached address handles: pairs of a destination and traffic options. The default is
-    /// 1024.
+    /// Sets the maximum number of cached address handles: pairs of a destination and traffic options, at least 1. The
+    /// default is 1024.
     pub fn max_address_handles(mut self, count: usize) -> UdQueueBuilder {
         self.options.max_address_handles = count;
         self
@@ -93,9 +97,9 @@ impl UdQueueBuilder {
     }
 
     /// Sets the delay before a failed device is opened again, and the maximum to which the delay doubles after each
-    /// failure. The defaults are 100 ms and 5 s.
+    /// failure, which must not be below the minimum. The defaults are 100 ms and 5 s.
     pub fn reopen_delay(mut self, min: Duration, max: Duration) -> UdQueueBuilder {
-        (self.options.min_reopen_delay, self.options.max_reopen_delay) = (min, max.max(min));
+        (self.options.min_reopen_delay, self.options.max_reopen_delay) = (min, max);
         self
     }
 
@@ -103,10 +107,21 @@ impl UdQueueBuilder {
     ///
     /// # Errors
     ///
-    /// Returns the error of opening the device, [`Error::NoDevice`](adverb_verbs::Error::NoDevice) if the device doesn't
-    /// have the address, and [`Error::LimitExceeded`](adverb_verbs::Error::LimitExceeded) or
-    /// [`Error::Verb`](adverb_verbs::Error::Verb) if the device can't create the objects.
+    /// Returns [`ProbeError::InvalidOption`] if an option is outside its range, [`ProbeError::Verbs`] if the device can't be opened, doesn't have the address, or
+    /// can't create the objects, and [`ProbeError::System`] if the process has too many open
+    /// descriptors.
     pub fn open(self) -> Result<UdQueue> {
+        let Options { send_slots, recv_slots, max_address_handles, .. } = self.options;
+        let max = u64::from(MAX_SLOTS);
+        check_range("UdQueueBuilder::send_slots", send_slots.into(), 1..=max)?;
+        check_range("UdQueueBuilder::recv_slots", recv_slots.into(), 1..=max)?;
+        check_range("UdQueueBuilder::max_address_handles", max_address_handles as u64, 1..=u64::MAX)?;
+        if self.options.max_reopen_delay < self.options.min_reopen_delay {
+            return Err(ProbeError::ReopenDelays {
+                min: self.options.min_reopen_delay,
+                max: self.options.max_reopen_delay,
+            });
+        }
         let waker = Waker::new().map_err(super::open::watch_error)?;
         UdQueue::open(self.opener, self.options, waker)
     }

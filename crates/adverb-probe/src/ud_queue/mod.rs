@@ -45,7 +45,7 @@
 //! stop.stop();
 //! thread.join().unwrap();
 //! # }
-//! # Ok::<(), adverb_verbs::Error>(())
+//! # Ok::<(), adverb_probe::ProbeError>(())
 //! ```
 
 mod addresses;
@@ -64,18 +64,18 @@ use std::time::{Duration, Instant};
 use adverb_verbs::cm::{MAX_DATAGRAM_REPLY_DATA, UD_QKEY};
 use adverb_verbs::internal::wait_either;
 use adverb_verbs::{
-    ArmFor, Completion, Device, DeviceEvent, Error, Failure, Gid, GidEntry, IpHeader, QpState, Qpn, Result,
-    Status, Traffic,
+    ArmFor, Completion, Device, DeviceEvent, Failure, Gid, GidEntry, IpHeader, Qpn, Status, Traffic,
 };
 
 pub use builder::UdQueueBuilder;
 use builder::{Opener, Options};
 use open::{OpenQueue, RECV_TAG, watch_error};
-use service::PendingLookup;
+use service::{LOOKUP, PendingLookup};
 pub use service::{LookupResult, Service};
 use slots::Match;
 pub use waker::Waker;
 
+use crate::error::{ProbeError, Result};
 use crate::stamp::{Stamp, StampKind};
 
 /// A queue of unreliable datagrams. See the [module](self) for an example.
@@ -135,7 +135,7 @@ pub enum Event<'a> {
     Device(DeviceEvent),
     /// The device, or the queue pair, has failed. Datagrams in flight and lookups have failed before this event. The
     /// queue opens the device again.
-    Failed(Error),
+    Failed(ProbeError),
     /// The device was opened again. The queue pair has a new number.
     Reopened,
 }
@@ -234,7 +234,9 @@ pub const MAX_LOOKUPS: usize = 64;
 impl UdQueue {
     /// Returns a builder of a queue on the device that `open_device` opens. The queue calls the function again after the
     /// device has failed.
-    pub fn builder(open_device: impl FnMut() -> Result<Device> + Send + 'static) -> UdQueueBuilder {
+    pub fn builder(
+        open_device: impl FnMut() -> adverb_verbs::Result<Device> + Send + 'static,
+    ) -> UdQueueBuilder {
         UdQueueBuilder::new(Box::new(open_device))
     }
 
@@ -251,9 +253,9 @@ impl UdQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::QueueFull`] if all send slots are in flight, [`Error::OutOfBounds`] if the payload is longer than
-    /// [`max_payload`](UdQueue::max_payload), [`Error::WrongState`] while the device has failed, and [`Error::Verb`] if
-    /// the address handle can't be created.
+    /// Returns [`ProbeError::SendSlotsFull`] if all send slots are in flight, [`ProbeError::PayloadTooLong`] if the payload
+    /// is longer than [`max_payload`](UdQueue::max_payload), [`ProbeError::DeviceFailed`] while the device has failed, and
+    /// [`ProbeError::Verbs`] if the address handle can't be created.
     pub fn send(
         &mut self,
         id: u64,
@@ -283,7 +285,7 @@ impl UdQueue {
         write: impl FnOnce(&mut [u8]) -> usize,
     ) -> Result<Posted> {
         let posted = self.open_queue("sending a datagram")?.send(id, destination, traffic, write);
-        self.stats.slots_exhausted += u64::from(matches!(posted, Err(Error::QueueFull { .. })));
+        self.stats.slots_exhausted += u64::from(matches!(posted, Err(ProbeError::SendSlotsFull { .. })));
         posted
     }
 
@@ -353,7 +355,7 @@ impl UdQueue {
     pub(crate) fn prepare_sleep(&mut self, handle: &mut dyn FnMut(&mut UdQueue, Event<'_>)) -> usize {
         let Lifecycle::Open(queue) = &self.state else { return 0 };
         if let Err(error) = queue.completions.arm(ArmFor::Any) {
-            return self.fail(error, handle);
+            return self.fail(error.into(), handle);
         }
         // A completion that arrived before arming raises no event.
         self.poll_events(handle)
@@ -383,7 +385,7 @@ impl UdQueue {
         queue.checked_at = now.checked_sub(CHECK_INTERVAL).unwrap_or(now);
         match queue.completions.try_event() {
             Ok(_) => 0,
-            Err(error) => self.fail(error, handle),
+            Err(error) => self.fail(error.into(), handle),
         }
     }
 
@@ -421,7 +423,7 @@ impl UdQueue {
                 failure = Some(error);
             }
         }
-        match polled.err().or(failure) {
+        match polled.err().map(ProbeError::from).or(failure) {
             Some(error) => count + self.fail(self.root_cause(error), handle),
             None => count,
         }
@@ -514,7 +516,7 @@ impl UdQueue {
     }
 
     /// Returns the device's failure, if it has reported one, and otherwise the error of a request.
-    fn root_cause(&self, error: Error) -> Error {
+    fn root_cause(&self, error: ProbeError) -> ProbeError {
         while let Lifecycle::Open(queue) = &self.state
             && let Ok(Some(event)) = queue.device_event()
         {
@@ -526,14 +528,19 @@ impl UdQueue {
     }
 
     /// Ends the use of a failed device: datagrams in flight and lookups fail. Returns the number of events.
-    fn fail(&mut self, error: Error, handle: &mut dyn FnMut(&mut UdQueue, Event<'_>)) -> usize {
+    fn fail(&mut self, error: ProbeError, handle: &mut dyn FnMut(&mut UdQueue, Event<'_>)) -> usize {
         let delay = self.options.min_reopen_delay;
         let retry_at = Instant::now() + delay;
         let failed = Lifecycle::Failed { retry_at, next_delay: self.next_delay(delay) };
         let Lifecycle::Open(queue) = std::mem::replace(&mut self.state, failed) else { return 0 };
         self.stats.device_failures += 1;
         self.count_handles(&queue);
-        tracing::warn!(%error, device = queue.device.name(), "a UD queue has failed; its device is opened again");
+        let cause = &error as &dyn std::error::Error;
+        tracing::warn!(
+            error = cause,
+            device = queue.device.name(),
+            "a UD queue has failed; its device is opened again"
+        );
         let now = Stamp::now();
         let mut count = 1;
         for datagram in queue.slots.in_flight() {
@@ -543,10 +550,9 @@ impl UdQueue {
             let sent = Sent { id: datagram.id, posted_at: datagram.posted_at, stamp: now, failure };
             handle(self, Event::Sent(sent));
         }
-        let OpenQueue { lookups, device, .. } = *queue;
-        for lookup in lookups {
+        for lookup in queue.lookups {
             count += 1;
-            handle(self, Event::LookedUp(lookup.into_failure(device.name())));
+            handle(self, Event::LookedUp(lookup.into_failure()));
         }
         handle(self, Event::Failed(error));
         count
@@ -567,7 +573,8 @@ impl UdQueue {
                 1
             }
             Err(error) => {
-                tracing::warn!(%error, "opening the device of a UD queue again failed");
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(error, "opening the device of a UD queue again failed");
                 let retry_at = now + next_delay;
                 self.state = Lifecycle::Failed { retry_at, next_delay: self.next_delay(next_delay) };
                 0
@@ -594,9 +601,8 @@ impl UdQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::LimitExceeded`] if the private data is longer than
-    /// [`MAX_DATAGRAM_REPLY_DATA`] bytes, [`Error::WrongState`] while the
-    /// device has failed, and [`Error::Verb`] if the port is in use.
+    /// Returns [`ProbeError::PrivateDataTooLong`] if the private data is longer than [`MAX_DATAGRAM_REPLY_DATA`] bytes,
+    /// [`ProbeError::DeviceFailed`] while the device has failed, and [`ProbeError::Verbs`] if the port is in use.
     pub fn listen(&mut self, port: u16, private_data: &[u8]) -> Result<SocketAddr> {
         check_private_data(private_data)?;
         let address = self.open_queue("listening for lookups")?.listen(port)?;
@@ -608,12 +614,12 @@ impl UdQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::LimitExceeded`] if the private data is too long, and [`Error::InvalidRequest`] if the queue
-    /// doesn't [listen](UdQueue::listen).
+    /// Returns [`ProbeError::PrivateDataTooLong`], and [`ProbeError::NotListening`] if the queue doesn't
+    /// [listen](UdQueue::listen).
     pub fn set_private_data(&mut self, private_data: &[u8]) -> Result<()> {
         check_private_data(private_data)?;
         let Some((_, current)) = &mut self.service else {
-            return Err(Error::InvalidRequest { reason: "the queue does not listen: call `listen`".into() });
+            return Err(ProbeError::NotListening);
         };
         private_data.clone_into(current);
         Ok(())
@@ -626,12 +632,13 @@ impl UdQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unreachable`] if there is no route to the peer or the peer doesn't answer in time,
-    /// [`Error::CmRejected`] if no listener is at that port, [`Error::InvalidRequest`] if the route to the peer begins at
-    /// another device, and [`Error::WrongState`] while the device has failed.
+    /// Returns [`ProbeError::Verbs`] with [`Unreachable`](adverb_verbs::Error::Unreachable) if there is no route to the
+    /// peer or the peer doesn't answer in time, with [`CmRejected`](adverb_verbs::Error::CmRejected) if no listener is at
+    /// that port, and with [`InvalidRequest`](adverb_verbs::Error::InvalidRequest) if the route to the peer begins at
+    /// another device; [`ProbeError::DeviceFailed`] while the device has failed; and [`ProbeError::Stopped`].
     pub fn lookup(&mut self, peer: SocketAddr, timeout: Duration) -> Result<Service> {
         let waker = self.waker.clone();
-        let queue = self.open_queue("looking a service up")?;
+        let queue = self.open_queue(LOOKUP)?;
         PendingLookup::begin(&queue.queue_pair, 0, peer, timeout)?.wait(&queue.queue_pair, &waker)
     }
 
@@ -640,12 +647,12 @@ impl UdQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::QueueFull`] if [`MAX_LOOKUPS`] lookups are pending, and the same errors as
+    /// Returns [`ProbeError::TooManyLookups`] if [`MAX_LOOKUPS`] lookups are pending, and the same errors as
     /// [`lookup`](UdQueue::lookup) if the lookup can't be started.
     pub fn begin_lookup(&mut self, id: u64, peer: SocketAddr, timeout: Duration) -> Result<()> {
-        let queue = self.open_queue("looking a service up")?;
+        let queue = self.open_queue(LOOKUP)?;
         if queue.lookups.len() >= MAX_LOOKUPS {
-            return Err(Error::QueueFull { queue: "lookup", depth: MAX_LOOKUPS as u32 });
+            return Err(ProbeError::TooManyLookups { max: MAX_LOOKUPS });
         }
         let lookup = PendingLookup::begin(&queue.queue_pair, id, peer, timeout)?;
         queue.watch.add(lookup.as_fd()).map_err(watch_error)?;
@@ -732,11 +739,7 @@ impl UdQueue {
     fn open_queue(&mut self, action: &'static str) -> Result<&mut OpenQueue> {
         match &mut self.state {
             Lifecycle::Open(queue) => Ok(queue),
-            Lifecycle::Failed { .. } => Err(Error::WrongState {
-                action,
-                state: QpState::Error,
-                hint: "wait for `Event::Reopened`: the device has failed and is opened again",
-            }),
+            Lifecycle::Failed { .. } => Err(ProbeError::DeviceFailed { action }),
         }
     }
 }
@@ -751,13 +754,6 @@ impl fmt::Debug for UdQueue {
 }
 
 fn check_private_data(private_data: &[u8]) -> Result<()> {
-    if private_data.len() <= MAX_DATAGRAM_REPLY_DATA {
-        return Ok(());
-    }
-    Err(Error::LimitExceeded {
-        quantity: "private data of an answer to a lookup".into(),
-        requested: private_data.len() as u64,
-        max: MAX_DATAGRAM_REPLY_DATA as u64,
-        hint: "send the rest in a datagram".into(),
-    })
+    let (len, max) = (private_data.len(), MAX_DATAGRAM_REPLY_DATA);
+    if len > max { Err(ProbeError::PrivateDataTooLong { len, max }) } else { Ok(()) }
 }

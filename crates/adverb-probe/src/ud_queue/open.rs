@@ -8,8 +8,8 @@ use adverb_verbs::cm::{DatagramListener, UD_QKEY};
 use adverb_verbs::internal::Watch;
 use adverb_verbs::memory::Buffer;
 use adverb_verbs::{
-    ClockSample, Completion, CompletionQueue, Device, DeviceEvent, Error, Failure, Gid, GidEntry, GidType,
-    ProtectionDomain, QpState, QueuePair, RecvRequest, Result, SendRequest, Status, TimestampSource, Traffic,
+    ClockSample, Completion, CompletionQueue, Device, DeviceEvent, Failure, Gid, GidEntry, GidType,
+    ProtectionDomain, QpState, QueuePair, RecvRequest, SendRequest, Status, TimestampSource, Traffic,
     Transport,
 };
 
@@ -19,6 +19,7 @@ use super::nic_clock::NicClock;
 use super::service::PendingLookup;
 use super::slots::{InFlight, SendSlots};
 use super::{Destination, Posted, Waker};
+use crate::error::{ProbeError, Result};
 use crate::stamp::{Stamp, StampKind};
 
 /// A device and the objects on it.
@@ -117,7 +118,7 @@ impl OpenQueue {
     /// Posts a receive.
     pub(super) fn post_recv(&mut self, mut buffer: Buffer) -> Result<()> {
         buffer.reset_range();
-        self.queue_pair.post_recv(RecvRequest::new(buffer).tag(RECV_TAG))?;
+        self.queue_pair.post_recv(RecvRequest::new(buffer).tag(RECV_TAG)).map_err(|failed| failed.error)?;
         self.posted_receives += 1;
         Ok(())
     }
@@ -145,12 +146,12 @@ impl OpenQueue {
         let route = self.addresses.get(&self.queue_pair, destination, traffic)?;
         let source_port = route.address_handle.source_port();
         let Some((number, mut buffer)) = self.slots.take() else {
-            return Err(Error::QueueFull { queue: "send", depth: self.slots.count() });
+            return Err(ProbeError::SendSlotsFull { slots: self.slots.count() });
         };
-        let length = write(&mut buffer);
-        if let Err(error) = buffer.set_range(0..length) {
+        let (len, max) = (write(&mut buffer), buffer.capacity());
+        if buffer.set_range(0..len).is_err() {
             self.slots.set_not_posted(number, Some(buffer));
-            return Err(error);
+            return Err(ProbeError::PayloadTooLong { len, max });
         }
         let request = SendRequest::send(buffer).tag(u64::from(number)).destination(&route);
         let at = Stamp::now();
@@ -162,7 +163,7 @@ impl OpenQueue {
             Err(mut failed) => {
                 let buffer = failed.requests.pop().and_then(|request| request.into_payload().into_buffer());
                 self.slots.set_not_posted(number, buffer);
-                Err(failed.error)
+                Err(failed.error.into())
             }
         }
     }
@@ -197,14 +198,14 @@ impl OpenQueue {
     /// Returns an error if a failed request shows that the queue pair no longer works.
     pub(super) fn check_state(&self, failure: Failure) -> Result<()> {
         if failure.status == Status::Flushed || self.queue_pair.state()? == QpState::Error {
-            return Err(Error::RequestFailed { failure });
+            return Err(ProbeError::RequestFailed { failure });
         }
         Ok(())
     }
 
     /// Returns the next event of the device.
     pub(super) fn device_event(&self) -> Result<Option<DeviceEvent>> {
-        self.device.wait_event(Duration::ZERO)
+        Ok(self.device.wait_event(Duration::ZERO)?)
     }
 
     /// Whether an event of the device ends the queue.
@@ -219,11 +220,8 @@ impl OpenQueue {
     }
 
     /// Returns the error of an event that ends the queue.
-    pub(super) fn failure(&self, event: DeviceEvent) -> Error {
-        Error::NoDevice {
-            reason: format!("the device {} has failed: {event:?}", self.device.name()),
-            hint: "check the kernel's log".to_owned(),
-        }
+    pub(super) fn failure(&self, event: DeviceEvent) -> ProbeError {
+        ProbeError::FatalEvent { device: self.device.name().into(), event }
     }
 
     /// Returns the earliest time at which the caller must poll without a readable descriptor.
@@ -257,13 +255,9 @@ fn choose_gid(device: &Device, address: Option<IpAddr>) -> Result<GidEntry> {
         })
         .or_else(|| gids.first().filter(|_| address.is_none()));
     let port = entry.map_or(1, |entry| entry.port);
-    device.gid_for(port, address)
+    Ok(device.gid_for(port, address)?)
 }
 
-pub(super) fn watch_error(error: std::io::Error) -> Error {
-    Error::Verb {
-        action: "watching the descriptors of a UD queue".to_owned(),
-        error,
-        hint: "check the limit of open files (`ulimit -n`)".into(),
-    }
+pub(super) fn watch_error(source: std::io::Error) -> ProbeError {
+    ProbeError::System { action: "watching the descriptors of a UD queue".into(), source }
 }

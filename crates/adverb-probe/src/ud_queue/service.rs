@@ -4,11 +4,12 @@ use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use adverb_verbs::QueuePair;
 use adverb_verbs::cm::{Connector, DatagramListener, DatagramService, PendingService};
 use adverb_verbs::internal::wait_either;
-use adverb_verbs::{Error, QueuePair, Result};
 
 use super::{Destination, Waker};
+use crate::error::{ProbeError, Result};
 
 /// A peer's UD queue pair, found by its address and port.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -68,17 +69,14 @@ impl PendingLookup {
         let service = match self.pending.poll() {
             Ok(None) => return None,
             Ok(Some(found)) => Service::new(&found, queue_pair),
-            Err(error) => Err(error),
+            Err(error) => Err(error.into()),
         };
         Some(LookupResult { id: self.id, peer: self.peer, service })
     }
 
     /// Returns the result of a lookup whose device has failed.
-    pub(super) fn into_failure(self, device: &str) -> LookupResult {
-        let error = Error::NoDevice {
-            reason: format!("the device {device} failed while it resolved {}", self.peer),
-            hint: "look the peer up again after the device was opened again".to_owned(),
-        };
+    pub(super) fn into_failure(self) -> LookupResult {
+        let error = ProbeError::DeviceFailed { action: LOOKUP };
         LookupResult { id: self.id, peer: self.peer, service: Err(error) }
     }
 
@@ -88,27 +86,25 @@ impl PendingLookup {
 
     /// Waits for the result. Returns an error if the waker stops the wait.
     pub(super) fn wait(mut self, queue_pair: &QueuePair, waker: &Waker) -> Result<Service> {
-        let started = Instant::now();
         loop {
             if let Some(result) = self.poll(queue_pair) {
                 return result.service;
             }
             if waker.is_stopped() {
-                return Err(Error::Timeout {
-                    timeout: started.elapsed(),
-                    action: "looking a service up".into(),
-                });
+                return Err(ProbeError::Stopped { action: LOOKUP });
             }
             // A wake-up that isn't a stop is for a later wait, so this wait only checks the stop flag and continues.
             let left = self.deadline().saturating_duration_since(Instant::now()).min(STOP_CHECK_INTERVAL);
-            wait_either(self.pending.as_fd(), None, Some(left)).map_err(|error| Error::Verb {
-                action: format!("waiting for the answer of {}", self.peer),
-                error,
-                hint: "".into(),
+            wait_either(self.pending.as_fd(), None, Some(left)).map_err(|source| ProbeError::System {
+                action: format!("waiting for the answer of {}", self.peer).into(),
+                source,
             })?;
         }
     }
 }
+
+/// The operation in errors.
+pub(super) const LOOKUP: &str = "looking a service up";
 
 /// The maximum time until a blocking lookup notices that it was stopped.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(10);
@@ -132,7 +128,8 @@ pub(super) fn answer(
         match request.accept(queue_pair, private_data) {
             Ok(()) => answered += 1,
             Err(error) => {
-                tracing::debug!(%error, "a request for a queue pair was rejected");
+                let error = &error as &dyn std::error::Error;
+                tracing::debug!(error, "a request for a queue pair was rejected");
                 rejected += 1;
             }
         }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use adverb_probe::mesh::{Cell, Delays, Diagnosis, Matrix, Member, Route, STALL, diagnose};
+use adverb_probe::mesh::{Cell, CellKey, Delays, Diagnosis, Matrix, Member, STALL, diagnose};
 use adverb_wire::random::SplitMix64;
 
 /// The time between two probes of a member, in microseconds.
@@ -135,7 +135,7 @@ impl Simulation {
         let mut matrix = Matrix::new(self.members.iter().cloned());
         let mut queues: Vec<Vec<u64>> = self.stops.iter().map(|stops| vec![0; stops.0.len()]).collect();
         // Results by the second in which the prober knows them.
-        let mut results: Vec<Vec<(u64, Route, Cell)>> = vec![Vec::new(); seconds as usize + 60];
+        let mut results: Vec<Vec<(u64, CellKey, Cell)>> = vec![Vec::new(); seconds as usize + 60];
         for second in 0..seconds {
             for source in 0..self.members.len() {
                 if self.passive.contains(&source) {
@@ -172,8 +172,8 @@ impl Simulation {
         matrix
     }
 
-    fn route(&self, source: usize, destination: usize, class: u8) -> Route {
-        Route { source: address(source), destination: address(destination), class }
+    fn route(&self, source: usize, destination: usize, class: u8) -> CellKey {
+        CellKey { source: address(source), destination: address(destination), class }
     }
 
     /// Sends one probe, and adds its result.
@@ -183,7 +183,7 @@ impl Simulation {
         count: u64,
         time: u64,
         queues: &mut [Vec<u64>],
-        results: &mut [Vec<(u64, Route, Cell)>],
+        results: &mut [Vec<(u64, CellKey, Cell)>],
     ) {
         let others = self.members.len() as u64 - 1;
         let destination = ((count % others) as usize + source + 1) % self.members.len();

@@ -514,7 +514,7 @@ impl ClusterRun {
                 self.members[member].keys.end(PeerId(peer as u16));
                 self.release_segments(member);
                 self.end_calls(member, peer);
-                if matches!(reason, EndReason::ProtocolViolation(_)) || !self.is_faulted(member, peer) {
+                if matches!(reason, EndReason::ProtocolViolation { .. }) || !self.is_faulted(member, peer) {
                     self.report_violation(&format!("a session ended without a fault: {reason}"));
                 }
             }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use adverb_cluster_proto::rpc::{CallId, Counters, Failure, HEADER_LEN, Header, Incoming, RequestId};
+use adverb_cluster_proto::rpc::{CallId, Failure, HEADER_LEN, Header, Incoming, RequestId, RpcCounters};
 use adverb_cluster_proto::{PeerId, PostError, RemotePtr, SendSlot};
 use adverb_proto::Time;
 
@@ -439,7 +439,7 @@ impl ClusterRun {
 
     /// Checks that no member violated the protocol, and that each call is counted exactly once.
     fn check_counters(&mut self, member: usize) {
-        let Counters {
+        let RpcCounters {
             calls,
             answered_calls,
             expired_calls,

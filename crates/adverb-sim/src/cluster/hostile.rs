@@ -4,9 +4,9 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 use adverb_cluster_proto::keys::{Keys, MAX_PEER_SEGMENTS};
-use adverb_cluster_proto::rpc::{self, CallId, Counters, Failure, Incoming, RequestId, Rpc};
+use adverb_cluster_proto::rpc::{self, CallId, Failure, Incoming, RequestId, Rpc, RpcCounters};
 use adverb_cluster_proto::{
-    Broker, Config, Event, PeerId, Phase, Post, PostError, RemotePtr, Transfer, TransferOperation,
+    Broker, BrokerConfig, Event, PeerId, Phase, Post, PostError, RemotePtr, Transfer, TransferOperation,
 };
 use adverb_proto::Time;
 use adverb_proto::types::{
@@ -16,7 +16,7 @@ use adverb_proto::types::{
 
 const PEER: PeerId = PeerId(0);
 
-const CONFIG: Config = Config {
+const CONFIG: BrokerConfig = BrokerConfig {
     send_slots: 4,
     recv_slots: 4,
     slot_size: 256,
@@ -27,7 +27,7 @@ const CONFIG: Config = Config {
     keepalive: None,
 };
 
-const CALL_CONFIG: rpc::Config = rpc::Config { max_calls: 4, max_requests: 4 };
+const CALL_CONFIG: rpc::RpcConfig = rpc::RpcConfig { max_calls: 4, max_requests: 4 };
 
 /// The maximum size of the broker's state.
 const MAX_BROKER_BYTES: usize = 64 << 10;
@@ -405,7 +405,7 @@ impl Member {
 }
 
 /// Returns the number of messages that were processed. Exactly one of the counters includes each of them.
-fn message_count(counters: &Counters) -> u64 {
+fn message_count(counters: &RpcCounters) -> u64 {
     counters.answered_calls
         + counters.requests
         + counters.cancelled_requests

@@ -1,6 +1,6 @@
 //! The memory of a member, as its application and its NIC access it.
 
-use adverb_cluster_proto::Config;
+use adverb_cluster_proto::BrokerConfig;
 use adverb_proto::types::{RemoteAddress, RemoteMemory, Segment};
 
 use crate::rc_model::NicMemory;
@@ -55,7 +55,7 @@ fn segment_key(member: usize, epoch: u64, number: u32) -> u32 {
 }
 
 impl MemberMemory {
-    pub(super) fn new(config: &Config, member_count: usize, key: u32, fill: u64) -> MemberMemory {
+    pub(super) fn new(config: &BrokerConfig, member_count: usize, key: u32, fill: u64) -> MemberMemory {
         let exposed = member_count * AREA;
         let slot_size = config.slot_size as usize;
         let slots_per_peer = usize::from(config.send_slots) + usize::from(config.recv_queue_depth());

@@ -45,7 +45,7 @@ mod segments;
 use std::fmt;
 use std::time::Duration;
 
-use adverb_cluster_proto::{Config, rpc};
+use adverb_cluster_proto::{BrokerConfig, rpc};
 
 use crate::Random;
 use crate::runner::run_each;
@@ -138,7 +138,7 @@ pub fn run_cluster(seed: u64, trace: bool) -> ClusterOutcome {
     let member_count = random.between(3, 8) as usize;
     // The queues and rings are small, so that each of them is often full.
     let mut count = |max| random.between(1, max) as u16;
-    let config = Config {
+    let config = BrokerConfig {
         send_slots: count(8),
         recv_slots: count(8),
         queue_depth: count(16),
@@ -151,7 +151,7 @@ pub fn run_cluster(seed: u64, trace: bool) -> ClusterOutcome {
     };
     let (has_calls, has_segments) = (random.below(2) == 0, random.below(2) == 0);
     let mut count = |max| random.between(1, max) as u16;
-    let call_config = rpc::Config { max_calls: count(6), max_requests: count(8) };
+    let call_config = rpc::RpcConfig { max_calls: count(6), max_requests: count(8) };
     let call_config = has_calls.then_some(call_config);
     let mut run = ClusterRun::new(seed, config, call_config, has_segments, member_count, random, trace);
     run.run();

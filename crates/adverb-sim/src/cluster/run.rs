@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use adverb_cluster_proto::keys::Keys;
 use adverb_cluster_proto::rpc::{self, Rpc};
-use adverb_cluster_proto::{Broker, Config, PeerId, Phase};
+use adverb_cluster_proto::{Broker, BrokerConfig, PeerId, Phase};
 use adverb_proto::Time;
 use adverb_proto::types::{Completion, RemoteMemory};
 
@@ -22,8 +22,8 @@ use crate::schedule::Log;
 #[derive(Debug)]
 pub(super) struct ClusterRun {
     seed: u64,
-    pub(super) config: Config,
-    pub(super) call_config: rpc::Config,
+    pub(super) config: BrokerConfig,
+    pub(super) call_config: rpc::RpcConfig,
     /// Whether the messages are calls.
     pub(super) has_calls: bool,
     /// Whether the members publish segments.
@@ -103,8 +103,8 @@ pub(super) fn key(member: usize, epoch: u64) -> u32 {
 impl ClusterRun {
     pub(super) fn new(
         seed: u64,
-        config: Config,
-        call_config: Option<rpc::Config>,
+        config: BrokerConfig,
+        call_config: Option<rpc::RpcConfig>,
         has_segments: bool,
         count: usize,
         random: Random,

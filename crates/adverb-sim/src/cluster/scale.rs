@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use adverb_cluster_proto::{Broker, Config, Event, LocalMemory, PeerId, Post, PostError};
+use adverb_cluster_proto::{Broker, BrokerConfig, Event, LocalMemory, PeerId, Post, PostError};
 use adverb_proto::Time;
 use adverb_proto::types::{CompletedOperation, Completion, Qpn, SendFlags, SendOperation, Success};
 
@@ -62,7 +62,7 @@ impl fmt::Display for ClusterScale {
 /// Requests are executed at once, in memory, so the time is that of the brokers and of the model's queues. Returns an
 /// error if a message is lost or out of order.
 pub fn run_cluster_scale(member_count: usize, rounds: u32) -> Result<ClusterScale, String> {
-    let config = Config {
+    let config = BrokerConfig {
         send_slots: 4,
         recv_slots: 4,
         slot_size: 1024,
@@ -146,7 +146,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    fn new(config: Config, count: usize) -> Result<Cluster, String> {
+    fn new(config: BrokerConfig, count: usize) -> Result<Cluster, String> {
         let new = |_| Broker::new(config, count).map_err(|error| error.to_string());
         let mut cluster = Cluster {
             brokers: (0..count).map(new).collect::<Result<_, _>>()?,

@@ -7,6 +7,8 @@ use super::memory::{ModelRegion, ProcessMemory};
 
 /// The number of messages per exposed region.
 const EXPOSE_INTERVAL: u64 = 7;
+/// The number of messages after the announcement of a region with an odd number until the region is withdrawn.
+const WITHDRAW_DELAY: u64 = 2;
 /// The length of an exposed region.
 const EXPOSED_LEN: u32 = 40;
 
@@ -87,8 +89,12 @@ pub(super) struct Application {
     pub(super) unposted: Option<Post<Vec<u8>>>,
     /// The number of regions that were exposed.
     pub(super) exposed_count: u64,
-    /// The regions that the peer has exposed over the current lane, in order.
-    peer_exposed: Vec<ExposedRegion>,
+    /// The number of regions that were withdrawn.
+    withdrawn_count: u64,
+    /// The regions that the peer exposes over the current lane, in order, by their numbers.
+    peer_exposed: Vec<(u64, ExposedRegion)>,
+    /// The number of regions that the peer has announced over the current lane, or had withdrawn before.
+    peer_announced: u64,
     /// The number of reads of the peer's regions that the application will still post.
     reads_left: u32,
     pub(super) violation: Option<String>,
@@ -98,6 +104,21 @@ pub(super) struct Application {
 fn content(side: u8, number: u64, len: u32) -> Vec<u8> {
     let first = (number as u8).wrapping_mul(31).wrapping_add(side.wrapping_mul(127));
     (0..len).map(|at| first.wrapping_add((at as u8).wrapping_mul(7))).collect()
+}
+
+/// Returns the number of messages before which a region is exposed.
+fn exposed_at(number: u64) -> u64 {
+    number * EXPOSE_INTERVAL + EXPOSE_INTERVAL / 2
+}
+
+/// Returns the number of messages before which a region is withdrawn.
+fn withdrawn_at(number: u64) -> u64 {
+    exposed_at(number) + WITHDRAW_DELAY
+}
+
+/// Whether a region is withdrawn.
+fn is_withdrawn_later(number: u64) -> bool {
+    number % 2 == 1
 }
 
 impl Application {
@@ -121,7 +142,9 @@ impl Application {
             unacknowledged: Vec::new(),
             unposted: None,
             exposed_count: 0,
+            withdrawn_count: 0,
             peer_exposed: Vec::new(),
+            peer_announced: 0,
             reads_left: 100,
             violation: None,
         }
@@ -195,11 +218,15 @@ impl Application {
         let Some(planned) = self.plan.get(self.sent as usize).copied() else {
             return self.perform_ending(connection, memory, now);
         };
+        let withdrawn = 2 * self.withdrawn_count + 1;
+        if self.sent == withdrawn_at(withdrawn) {
+            connection.withdraw(|name, _| *name == withdrawn.to_string());
+            self.withdrawn_count += 1;
+            return true;
+        }
         let Some(limits) = connection.limits() else { return false };
-        if self.sent % EXPOSE_INTERVAL == EXPOSE_INTERVAL / 2
-            && self.exposed_count <= self.sent / EXPOSE_INTERVAL
-        {
-            return self.expose_next(connection, memory, limits.lane);
+        if self.sent == exposed_at(self.exposed_count) {
+            return self.expose_next(connection, memory);
         }
         let bytes = content(self.side, self.sent, planned.len);
         let result = if planned.is_rendezvous || planned.len > limits.eager {
@@ -230,16 +257,11 @@ impl Application {
     }
 
     /// Exposes a region, whose name is its number.
-    fn expose_next(
-        &mut self,
-        connection: &mut ModelConnection,
-        memory: &mut ProcessMemory,
-        lane: u32,
-    ) -> bool {
+    fn expose_next(&mut self, connection: &mut ModelConnection, memory: &mut ProcessMemory) -> bool {
         let number = self.exposed_count;
         let region = memory.register(content(self.side, number, EXPOSED_LEN));
-        match connection.expose(memory, &number.to_string(), region, 1, lane) {
-            Ok(()) => {
+        match connection.expose(&number.to_string(), region, 1) {
+            Ok(_) => {
                 self.exposed_count += 1;
                 true
             }
@@ -256,20 +278,46 @@ impl Application {
     /// Records that a lane is established, over which the peer exposes its regions again.
     pub(super) fn record_lane(&mut self) {
         self.peer_exposed.clear();
+        self.peer_announced = 0;
     }
 
     /// Records a region that the peer exposes.
     pub(super) fn add_exposed(&mut self, name: &str, region: ExposedRegion) {
-        if *name != self.peer_exposed.len().to_string() {
+        let Ok(number) = name.parse::<u32>().map(u64::from) else {
+            return self.report_violation(format!("a region was announced as {name}"));
+        };
+        // The peer has withdrawn the regions that it skips.
+        let mut skipped = self.peer_announced..number.min(self.peer_announced + 2);
+        if number < self.peer_announced || skipped.any(|number| !is_withdrawn_later(number)) {
             self.report_violation(format!("region {name} was announced out of order"));
         }
-        self.peer_exposed.push(region);
+        if self.is_withdrawn_by_peer(number) {
+            self.report_violation(format!("region {name} was announced after its withdrawal"));
+        }
+        self.peer_announced = number.saturating_add(1);
+        self.peer_exposed.push((number, region));
+    }
+
+    /// Records that the peer has withdrawn a region.
+    pub(super) fn remove_exposed(&mut self, name: &str) {
+        let before = self.peer_exposed.len();
+        self.peer_exposed.retain(|(number, _)| *name != number.to_string());
+        if self.peer_exposed.len() == before {
+            self.report_violation(format!("region {name} was withdrawn, but not exposed"));
+        }
+    }
+
+    /// Whether the peer withdrew a region before it sent the last message that this side has received.
+    fn is_withdrawn_by_peer(&self, number: u64) -> bool {
+        is_withdrawn_later(number) && self.received > withdrawn_at(number)
     }
 
     /// Returns the peer's region that the application reads next, if the application wants to read one.
     pub(super) fn next_read(&self) -> Option<ExposedRegion> {
         let is_reading = !self.is_hung && self.is_sending() && self.reads_left > 0;
-        self.peer_exposed.last().copied().filter(|_| is_reading)
+        // A region that is withdrawn during a read breaks the lane, as a violation does.
+        let mut regions = self.peer_exposed.iter().rev().filter(|(number, _)| !is_withdrawn_later(*number));
+        regions.next().map(|(_, region)| *region).filter(|_| is_reading)
     }
 
     /// Records that a read was posted.
@@ -279,7 +327,7 @@ impl Application {
 
     /// Checks the bytes of the peer's region.
     pub(super) fn check_read(&mut self, bytes: &[u8]) {
-        let regions = self.peer_exposed.len() as u64;
+        let regions = self.peer_announced;
         if !(0..=regions).any(|number| content(1 - self.side, number, EXPOSED_LEN) == bytes) {
             self.report_violation("a read of the peer's region returned other bytes".to_owned());
         }
@@ -363,6 +411,10 @@ impl Application {
                     ));
                 }
                 self.received += 1;
+                let regions = self.peer_exposed.iter().map(|(number, _)| *number);
+                if let Some(number) = regions.into_iter().find(|number| self.is_withdrawn_by_peer(*number)) {
+                    self.report_violation(format!("the withdrawal of region {number} was announced late"));
+                }
                 true
             }
             Received::Shutdown => !std::mem::replace(&mut self.has_shutdown, true),

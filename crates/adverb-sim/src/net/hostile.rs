@@ -221,11 +221,11 @@ impl Target {
                 2 => connection.handle_lane_failed(now),
                 3 | 4 => {
                     let region = memory.register(64);
-                    let lane = connection.lane();
-                    if let Err((_, region)) = connection.expose(memory, "region", region, 1, lane) {
+                    if let Err((_, region)) = connection.expose("region", region, 1) {
                         memory.release(&region);
                     }
                 }
+                6 if choice & 1 == 0 => drop(connection.withdraw(|_, _| true)),
                 5 if connection.post_operation(connection.lane()).is_ok() => {
                     self.posted.push_back((Tag::Operation, None));
                 }

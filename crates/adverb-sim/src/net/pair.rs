@@ -710,6 +710,7 @@ impl Pair {
                     view.application.record_lane();
                 }
                 Event::Exposed { name, region } => view.application.add_exposed(&name, region),
+                Event::Withdrawn { name } => view.application.remove_exposed(&name),
                 Event::Closed(reason) => {
                     if reason == EndReason::PeerClosed && is_peer_open {
                         self.violation

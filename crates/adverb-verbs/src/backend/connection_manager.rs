@@ -5,10 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use adverb_proto::explain::Call;
 use adverb_proto::types::{Gid, Qpn, RejectReason, Transport};
 
 use super::{Address, PeerEnd, ReadyToSend};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, call_failed};
 #[cfg(feature = "soft")]
 use std::sync::Arc;
 
@@ -92,10 +93,13 @@ impl Identifier {
         #[cfg(not(feature = "ibv"))]
         let created = Err(super::no_backend());
         if cfg!(feature = "soft") {
-            return created.map_err(|error| Error::Verb {
-                action: format!("finding an RDMA device for {address}"),
-                error: io::Error::new(io::ErrorKind::NotFound, error.to_string()),
-                hint: NO_HARDWARE.into(),
+            return created.map_err(|error| match error {
+                error @ (Error::PermissionDenied { .. } | Error::DescriptorLimit { .. }) => error,
+                error => call_failed(
+                    Call::CmAddress,
+                    format!("finding an RDMA device for {address}"),
+                    io::Error::new(io::ErrorKind::NotFound, error),
+                ),
             });
         }
         created
@@ -219,10 +223,6 @@ fn is_hardware_addr(address: IpAddr) -> bool {
     let found = false;
     found
 }
-
-/// The hint of a missing RDMA device.
-pub(crate) const NO_HARDWARE: &str = "no RDMA device has a route to that address: open a software device with \
-    `Device::open(\"soft:ADDRESS\")`, where ADDRESS is an IP address of this machine";
 
 /// Returns the reject reason that corresponds to the status of a rejected query (vol. 1, 12.11.2).
 pub(super) fn sidr_reject_reason(status: u8) -> RejectReason {

@@ -65,19 +65,14 @@ impl PostFailure {
 /// Returns the error of using a destroyed queue pair.
 #[cold]
 pub(super) fn queue_pair_destroyed() -> Error {
-    Error::WrongState {
-        action: "using a queue pair",
-        state: QpState::Error,
-        hint: "create a new queue pair: this one was destroyed because requests in a scope did not complete in time",
-    }
+    let action = "using a queue pair that was destroyed because requests in a scope did not complete in time";
+    Error::WrongState { action, state: QpState::Error }
 }
 
 /// Returns the error of waiting for an event of a queue without an event channel.
 pub(super) fn no_event_channel() -> Error {
-    Error::Unsupported {
-        feature: "waiting for events of a completion queue without an event channel".into(),
-        hint: "call `events` when creating the completion queue".into(),
-    }
+    let reason = "the completion queue has no event channel: call `events` when creating it";
+    Error::InvalidRequest { reason: reason.into() }
 }
 
 /// Returns the error of creating an object from objects of different devices.
@@ -89,10 +84,7 @@ pub(super) fn device_mismatch() -> Error {
 
 #[cfg(not(feature = "ibv"))]
 pub(super) fn no_backend() -> Error {
-    Error::NotInstalled {
-        reason: "adverb was built without support for rdma-core".into(),
-        hint: "enable its feature `ibv`, or `soft` for software devices".into(),
-    }
+    Error::NotInstalled { source: "adverb was built without support for rdma-core".into() }
 }
 
 /// Returns an error once, if a test of this thread injected a failure to destroy an object of this kind.
@@ -101,8 +93,12 @@ pub(super) fn check_injected(_object: &str) -> Result<()> {
     #[cfg(test)]
     if FAILING_DESTROY.get() == Some(_object) {
         FAILING_DESTROY.set(None);
-        let (action, error) = (format!("destroying a {_object}"), std::io::ErrorKind::ResourceBusy.into());
-        return Err(Error::Verb { action, error, hint: "".into() });
+        let action = format!("destroying a {_object}");
+        return Err(crate::error::call_failed(
+            adverb_proto::explain::Call::Destroy,
+            action,
+            io::ErrorKind::ResourceBusy.into(),
+        ));
     }
     Ok(())
 }

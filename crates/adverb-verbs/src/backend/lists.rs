@@ -127,24 +127,29 @@ impl SendList {
         dispatch_list!(mut self, list => list.clear());
     }
 
-    /// Adds a request on the fast path, or a raw request.
+    /// Adds a request on the fast path.
     #[inline(always)]
     pub(crate) fn add(&mut self, request: &SendRequest<'_, &AddressHandle>) {
+        #[cfg(feature = "ibv")]
+        {
+            self.is_plain &= request.segments.len() <= 1;
+        }
+        dispatch_list!(mut self, list => list.add(request));
+    }
+
+    /// Adds a raw request. On hardware, every instruction of it counts.
+    #[inline(always)]
+    pub(crate) fn add_raw(&mut self, request: &SendRequest<'_, &AddressHandle>) {
         #[cfg(feature = "soft")]
         if let Some(list) = &mut self.soft {
             // With copies, the request and its segment stay in registers if the device is hardware.
             match *request.segments {
-                [segment] => list.add(&SendRequest { segments: &[segment], ..*request }),
-                _ => list.add(&{ *request }),
+                [segment] => list.add_raw(&SendRequest { segments: &[segment], ..*request }),
+                _ => list.add_raw(&{ *request }),
             }
-            #[cfg(feature = "ibv")]
             return;
         }
-        #[cfg(feature = "ibv")]
-        {
-            self.is_plain &= request.segments.len() <= 1;
-            self.ibv.add(request);
-        }
+        self.add(request);
     }
 
     /// Returns the number of requests that were posted before the last failure, if the device reports it.

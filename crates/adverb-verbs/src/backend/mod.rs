@@ -47,9 +47,9 @@ use adverb_proto::types::{
 use failure::no_backend;
 use failure::{check_injected, device_mismatch, no_event_channel, queue_pair_destroyed};
 
-#[cfg(feature = "soft")]
-use crate::error::Error;
 use crate::error::Result;
+#[cfg(feature = "soft")]
+use crate::error::{Error, NoDeviceReason, WithCauses};
 use crate::recorder::{DeviceRecorder, StopSignal};
 
 /// Calls the backend that the value belongs to.
@@ -135,7 +135,7 @@ impl Device {
         // Software devices always exist, and are listed last.
         #[cfg(feature = "soft")]
         let listed = {
-            let others = listed.inspect_err(|error| tracing::debug!(%error, "listing hardware devices failed; only software devices are listed"));
+            let others = listed.inspect_err(|error| tracing::debug!(error = %WithCauses(error), "listing hardware devices failed; only software devices are listed"));
             Ok([others.unwrap_or_default(), soft::Device::list()].concat())
         };
         listed
@@ -162,10 +162,12 @@ impl Device {
         #[cfg(feature = "soft")]
         let opened = opened.map_err(|error| match error {
             Error::NoDevice { .. } | Error::NotInstalled { .. } => {
-                let names: Vec<String> =
-                    Device::list().unwrap_or_default().into_iter().map(|info| info.name).collect();
-                let reason = format!("no RDMA device is named {name}");
-                Error::NoDevice { reason, hint: format!("use one of these: {}", names.join(", ")) }
+                let list = Device::list().unwrap_or_default();
+                Error::NoDevice {
+                    problem: format!("no RDMA device is named {name}").into(),
+                    reason: NoDeviceReason::NotFound,
+                    available: list.into_iter().map(|info| info.name).collect(),
+                }
             }
             error => error,
         });

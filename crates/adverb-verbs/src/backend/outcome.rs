@@ -1,6 +1,6 @@
 //! Outcomes of requests, in the backends' common format.
 
-use adverb_proto::types::{CompletedOperation, Failure, Qpn, Status, Success, TimestampSource};
+use adverb_proto::types::{CompletedOperation, Failure, Gid, Qpn, Status, Success, TimestampSource};
 
 /// A completion in rdma-core's format, so that it isn't copied more often than necessary.
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +74,8 @@ pub(crate) mod flag {
     pub(super) const KERNEL_TIME: u32 = 1 << 29;
     /// Adverb's own flag: the timestamp is the process's.
     pub(super) const PROCESS_TIME: u32 = 1 << 28;
+    /// Adverb's own flag: a failed outcome has the peer's GID in otherwise unused fields.
+    pub(super) const PEER: u32 = 1 << 27;
 }
 
 impl RawOutcome {
@@ -166,6 +168,26 @@ impl RawOutcome {
         (self.flags & flag::TIMESTAMP != 0).then(|| u64::from(high) << 32 | u64::from(low))
     }
 
+    /// Stores the peer of a request that failed in fields that are unused in this outcome, so that outcomes aren't
+    /// larger. An outcome with a timestamp has no room for it.
+    #[cold]
+    pub(crate) fn store_peer(&mut self, peer: Gid) {
+        if self.status == 0 || self.flags & flag::TIMESTAMP != 0 {
+            return;
+        }
+        let bits = u128::from_be_bytes(peer.bytes());
+        [self.opcode, self.length, self.immediate, self.source] =
+            [bits >> 96, bits >> 64, bits >> 32, bits].map(|part| part as u32);
+        self.flags |= flag::PEER;
+    }
+
+    /// Returns the peer of a request that failed, if it is known.
+    pub(crate) fn peer(&self) -> Option<Gid> {
+        let parts = [self.opcode, self.length, self.immediate, self.source];
+        let bits = parts.into_iter().fold(0, |bits, part| bits << 32 | u128::from(part));
+        (self.status != 0 && self.flags & flag::PEER != 0).then(|| Gid::new(bits.to_be_bytes()))
+    }
+
     /// Returns the unused field: a failure has no length, and a success has no vendor error.
     fn spare_field(&mut self) -> &mut u32 {
         if self.status == 0 { &mut self.vendor_error } else { &mut self.length }
@@ -200,6 +222,25 @@ impl RawOutcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_failure_has_a_stored_peer_and_its_other_fields() {
+        let failure = RawOutcome { status: 12, vendor_error: 0x81, qpn: 17, ..RawOutcome::implied(3) };
+        assert_eq!(failure.peer(), None);
+        let mut marked = failure;
+        let peer = Gid::new(*b"\xfe\x80\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\xff");
+        marked.store_peer(peer);
+        assert_eq!((marked.peer(), marked.qpn()), (Some(peer), failure.qpn()));
+        assert_eq!(marked.decode(false), failure.decode(false));
+        // A success, and a failure with a timestamp, need the fields.
+        let mut success = RawOutcome::implied(3);
+        success.store_peer(peer);
+        assert_eq!(success.peer(), None);
+        let mut timed = failure;
+        timed.store_timestamp(7);
+        timed.store_peer(peer);
+        assert_eq!((timed.peer(), timed.timestamp()), (None, Some(7)));
+    }
 
     #[test]
     fn a_stored_timestamp_changes_no_decoded_field() {

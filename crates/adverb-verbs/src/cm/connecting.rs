@@ -7,11 +7,11 @@ use std::time::Instant;
 
 use adverb_proto::types::Endpoint;
 
-use super::failure::{self, Stage};
+use super::failure;
 use super::{Connection, Deadline, Path};
 use crate::backend::connection_manager::{Depths, Event, Identifier};
 use crate::backend::{ReadyToReceive, StateChange};
-use crate::error::{Error, Result};
+use crate::error::{ConnectStage, Error, Result};
 use crate::queue_pair::{ConnectOptions, QueuePair};
 
 /// A connection that is being established.
@@ -83,8 +83,8 @@ impl PendingConnection {
     fn advance(&mut self, queue_pair: &QueuePair, path: &Path) -> Result<Option<Vec<u8>>> {
         let peer = path.peer_addr();
         let stage = match self.role {
-            Role::Active { .. } => Stage::Request,
-            Role::Passive { .. } => Stage::Acceptance,
+            Role::Active { .. } => ConnectStage::Request,
+            Role::Passive { .. } => ConnectStage::Acceptance,
         };
         while let Some(event) = self.identifier.try_event()? {
             match (event, &mut self.role) {
@@ -107,8 +107,9 @@ impl PendingConnection {
                     return Err(failure::rejected(peer, reason, private_data));
                 }
                 (Event::Failed(error), _) => return Err(failure::unreachable(peer, stage, error)),
-                (Event::Disconnected | Event::DeviceRemoved, _) => {
-                    return Err(failure::connection_reset(peer, stage));
+                (Event::Disconnected, _) => return Err(failure::connection_reset(peer, stage)),
+                (Event::DeviceRemoved, _) => {
+                    return Err(failure::device_removed(format!("connecting to {peer}")));
                 }
                 _ => {}
             }

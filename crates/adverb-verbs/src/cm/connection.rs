@@ -10,7 +10,7 @@ use adverb_proto::types::Endpoint;
 
 use super::{Deadline, Path};
 use crate::backend::connection_manager::{Event, Identifier};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, WithCauses};
 use crate::queue_pair::QueuePair;
 
 /// A queue pair that the connection manager has connected to a peer's queue pair.
@@ -98,7 +98,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the connection manager's events can't be read.
+    /// Returns [`Error::CallFailed`] if the connection manager's events can't be read.
     pub fn try_event(&self) -> Result<Option<ConnectionEvent>> {
         while let Some(event) = self.identifier.try_event()? {
             return Ok(Some(match event {
@@ -109,7 +109,7 @@ impl Connection {
                     if self.connected.swap(false, Ordering::AcqRel)
                         && let Err(error) = self.queue_pair.move_to_error()
                     {
-                        tracing::warn!(%error, "moving the queue pair of an ended connection to the error state failed");
+                        tracing::warn!(error = %WithCauses(&error), "moving the queue pair of an ended connection to the error state failed");
                     }
                     ConnectionEvent::Disconnected
                 }
@@ -151,7 +151,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the queue pair can't be moved to the error state, or the disconnect request can't be
+    /// Returns [`Error::CallFailed`] if the queue pair can't be moved to the error state, or the disconnect request can't be
     /// sent.
     pub fn disconnect(&self) -> Result<()> {
         if !self.connected.swap(false, Ordering::AcqRel) {

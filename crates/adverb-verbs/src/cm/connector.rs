@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::connecting::{Role, depths};
-use super::failure::{self, Stage};
+use super::failure;
 use super::{
     Connection, DEFAULT_TIMEOUT, Deadline, MAX_CONNECT_DATA, Path, PendingConnection, check_private_data,
 };
 use crate::backend::connection_manager::{Event, Identifier, Parameters, Purpose};
-use crate::error::{Error, Result};
+use crate::error::{ConnectStage, Error, Result};
 use crate::queue_pair::{ConnectOptions, QueuePair};
 
 /// A connector to [`Listener`](super::Listener)s, with its options. It can be used any number of times.
@@ -144,7 +144,7 @@ impl Connector {
     /// Returns [`Error::Unreachable`] if no device has a route to the peer, and [`Error::LimitExceeded`] if the private
     /// data is too long.
     pub fn begin_resolve(&self, peer: SocketAddr) -> Result<PendingRoute> {
-        check_private_data(&self.private_data, MAX_CONNECT_DATA, "a connect request")?;
+        check_private_data(&self.private_data, MAX_CONNECT_DATA)?;
         self.begin(peer, Purpose::Connections)
     }
 
@@ -152,7 +152,7 @@ impl Connector {
     pub(super) fn begin(&self, peer: SocketAddr, purpose: Purpose) -> Result<PendingRoute> {
         let local = self.local.map(|local| local.ip());
         let identifier = Identifier::for_connecting(purpose, local, peer.ip())
-            .map_err(|error| explain(error, peer, Stage::Address))?;
+            .map_err(|error| explain(error, peer, ConnectStage::Address))?;
         let options = &self.options;
         identifier.set_ack_timeout(options.ack_timeout);
         if let Some(traffic_class) = options.traffic.traffic_class {
@@ -166,7 +166,7 @@ impl Connector {
             connector: self.clone(),
             peer,
             deadline: self.deadline.unwrap_or_else(|| Deadline::new(self.timeout)),
-            stage: Stage::Address,
+            stage: ConnectStage::Address,
             attempt_timeout: MIN_ATTEMPT_TIMEOUT,
             done: false,
         };
@@ -188,7 +188,7 @@ pub struct PendingRoute {
     connector: Connector,
     peer: SocketAddr,
     deadline: Deadline,
-    stage: Stage,
+    stage: ConnectStage,
     /// The timeout of the kernel's next attempt to resolve the address.
     attempt_timeout: Duration,
     done: bool,
@@ -242,7 +242,7 @@ impl PendingRoute {
         while let Some(event) = self.identifier.try_event()? {
             match event {
                 Event::AddressResolved => {
-                    self.stage = Stage::Route;
+                    self.stage = ConnectStage::Route;
                     let started = self.identifier.resolve_route(self.deadline.left());
                     started.map_err(|error| self.explain(error))?;
                 }
@@ -250,14 +250,16 @@ impl PendingRoute {
                     return Ok(Some(Path::new(&self.identifier)?));
                 }
                 Event::Failed(error)
-                    if self.stage == Stage::Address
+                    if self.stage == ConnectStage::Address
                         && error.kind() == ErrorKind::TimedOut
                         && !self.deadline.left().is_zero() =>
                 {
                     self.start_attempt()?;
                 }
                 Event::Failed(error) => return Err(failure::unreachable(self.peer, self.stage, error)),
-                Event::DeviceRemoved => return Err(failure::connection_reset(self.peer, self.stage)),
+                Event::DeviceRemoved => {
+                    return Err(failure::device_removed(format!("connecting to {}", self.peer)));
+                }
                 _ => {}
             }
         }
@@ -314,9 +316,9 @@ impl fmt::Debug for PendingRoute {
 }
 
 /// Returns the error of a call that failed immediately. The same failure in a later event has the same error.
-fn explain(error: Error, peer: SocketAddr, stage: Stage) -> Error {
+fn explain(error: Error, peer: SocketAddr, stage: ConnectStage) -> Error {
     match error {
-        Error::Verb { error, .. } => failure::unreachable(peer, stage, error),
+        Error::CallFailed { source, .. } => failure::unreachable(peer, stage, source),
         other => other,
     }
 }
@@ -354,7 +356,7 @@ impl Route {
     /// # Errors
     ///
     /// Returns [`Error::InvalidRequest`] if the queue pair belongs to another device or port, [`Error::Unsupported`] if
-    /// its transport isn't RC, [`Error::WrongState`] if it is already connected, and [`Error::Verb`] if the request
+    /// its transport isn't RC, [`Error::WrongState`] if it is already connected, and [`Error::CallFailed`] if the request
     /// can't be sent. After an error the queue pair is destroyed.
     pub fn begin_connect(self, queue_pair: QueuePair) -> Result<PendingConnection> {
         self.path.check(&queue_pair)?;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use adverb_proto::types::{Qpn, Transport};
 
 use super::connector::PendingRoute;
-use super::failure::{self, Stage};
+use super::failure;
 use super::listener::{next_request, wait_for};
 use super::{
     Connector, MAX_DATAGRAM_REPLY_DATA, MAX_DATAGRAM_REQUEST_DATA, Path, UD_QKEY, check_private_data,
@@ -16,7 +16,7 @@ use super::{
 use crate::backend::Address;
 use crate::backend::connection_manager::{Event, Identifier, Purpose, Request};
 use crate::device::{ProtectionDomain, Traffic, UdDestination};
-use crate::error::{Error, Result};
+use crate::error::{ConnectStage, Error, Result};
 use crate::queue_pair::{QueuePair, QueuePairBuilder};
 
 impl Connector {
@@ -55,7 +55,7 @@ impl Connector {
     /// Returns [`Error::Unreachable`] if no device has a route to the peer, and [`Error::LimitExceeded`] if the private
     /// data is too long.
     pub fn begin_resolve_service(&self, peer: SocketAddr) -> Result<PendingService> {
-        check_private_data(self.data(), MAX_DATAGRAM_REQUEST_DATA, "a service ID resolution request")?;
+        check_private_data(self.data(), MAX_DATAGRAM_REQUEST_DATA)?;
         let resolving = self.begin(peer, Purpose::Datagrams)?;
         Ok(PendingService { identifier: resolving.identifier(), resolving, path: None, done: false })
     }
@@ -108,14 +108,16 @@ impl PendingService {
                 Event::Rejected { reason, private_data } => {
                     return Err(failure::rejected(peer, reason, private_data));
                 }
-                Event::Failed(error) => return Err(failure::unreachable(peer, Stage::Service, error)),
-                Event::DeviceRemoved => return Err(failure::connection_reset(peer, Stage::Service)),
+                Event::Failed(error) => return Err(failure::unreachable(peer, ConnectStage::Service, error)),
+                Event::DeviceRemoved => {
+                    return Err(failure::device_removed(format!("looking up {peer}")));
+                }
                 _ => {}
             }
         }
         let deadline = self.resolving.limit();
         if deadline.left().is_zero() {
-            return Err(failure::timed_out(peer, Stage::Service, deadline));
+            return Err(failure::timed_out(peer, ConnectStage::Service, deadline));
         }
         Ok(None)
     }
@@ -187,7 +189,7 @@ impl DatagramService {
     /// # Errors
     ///
     /// Returns [`Error::InvalidRequest`] if the queue pair belongs to another device or port, or isn't a UD queue pair,
-    /// and [`Error::Verb`] if the device can't create the address handle.
+    /// and [`Error::CallFailed`] if the device can't create the address handle.
     pub fn ud_destination(&self, queue_pair: &QueuePair) -> Result<UdDestination> {
         self.path.check_datagrams(queue_pair)?;
         let mut address = Address { gid_index: queue_pair.source.gid_index, ..self.address };
@@ -214,7 +216,7 @@ impl DatagramListener {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if no RDMA device has the address, or the port is in use.
+    /// Returns [`Error::CallFailed`] if no RDMA device has the address, or the port is in use.
     pub fn bind(address: SocketAddr) -> Result<DatagramListener> {
         let identifier = Identifier::at(Purpose::Datagrams, address.ip())?;
         identifier.bind(address)?;
@@ -232,7 +234,7 @@ impl DatagramListener {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the connection manager's events can't be read or the process has no free file
+    /// Returns [`Error::CallFailed`] if the connection manager's events can't be read or the process has no free file
     /// descriptors, and [`Error::NoDevice`] if the device is being removed.
     pub fn accept_timeout(&self, timeout: impl Into<Option<Duration>>) -> Result<Option<DatagramRequest>> {
         let timeout = timeout.into().unwrap_or(Duration::MAX);
@@ -294,7 +296,7 @@ impl DatagramRequest {
     /// pair belongs to another device or port, isn't a UD queue pair, or has another queue key.
     /// [`Path::datagram_queue_pair`] sets the queue key. After an error the request is rejected.
     pub fn accept(self, queue_pair: &QueuePair, private_data: &[u8]) -> Result<()> {
-        check_private_data(private_data, MAX_DATAGRAM_REPLY_DATA, "a service ID resolution response")?;
+        check_private_data(private_data, MAX_DATAGRAM_REPLY_DATA)?;
         self.path.check_datagrams(queue_pair)?;
         if queue_pair.datagrams.qkey != UD_QKEY {
             let reason = format!(
@@ -314,7 +316,7 @@ impl DatagramRequest {
     /// Returns [`Error::LimitExceeded`] if the private data is too long. The request is then rejected without private
     /// data.
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
-        check_private_data(private_data, MAX_DATAGRAM_REPLY_DATA, "a rejection")?;
+        check_private_data(private_data, MAX_DATAGRAM_REPLY_DATA)?;
         self.identifier.reject(private_data)
     }
 }

@@ -10,9 +10,10 @@ use adverb_proto::types::Endpoint;
 use super::connecting::{Role, depths, make_ready};
 use super::{
     Connection, DEFAULT_TIMEOUT, Deadline, MAX_ACCEPT_DATA, MAX_REJECT_DATA, Path, PendingConnection,
-    check_private_data,
+    check_private_data, failure,
 };
 use crate::backend::connection_manager::{Depths, Event, Identifier, Parameters, Purpose, Request};
+#[allow(unused_imports, reason = "for links")]
 use crate::error::{Error, Result};
 use crate::queue_pair::{ConnectOptions, QueuePair};
 
@@ -36,7 +37,7 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if no RDMA device has the address, or the port is in use.
+    /// Returns [`Error::CallFailed`] if no RDMA device has the address, or the port is in use.
     pub fn bind(address: SocketAddr) -> Result<Listener> {
         Listener::builder().bind(address)
     }
@@ -60,7 +61,7 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the connection manager's events can't be read or the process has no free file
+    /// Returns [`Error::CallFailed`] if the connection manager's events can't be read or the process has no free file
     /// descriptors, and [`Error::NoDevice`] if the device is being removed. Later calls may succeed.
     pub fn accept(&self) -> Result<ConnectRequest> {
         loop {
@@ -107,10 +108,7 @@ pub(super) fn next_request(listener: &Identifier, address: SocketAddr) -> Result
                 }
             }
             Event::DeviceRemoved => {
-                return Err(Error::NoDevice {
-                    reason: format!("the RDMA device of {address} is being removed"),
-                    hint: "drop the listener and all objects of the device".to_owned(),
-                });
+                return Err(failure::device_removed(format!("listening at {address}")));
             }
             _ => {}
         }
@@ -244,7 +242,7 @@ impl ConnectRequest {
     ///
     /// Returns [`Error::LimitExceeded`] if the private data is too long, [`Error::InvalidRequest`] if the queue pair
     /// belongs to another device or port, [`Error::Unsupported`] if its transport isn't RC, [`Error::WrongState`] if it
-    /// is already connected, and [`Error::Verb`] if the peer has abandoned its request. After an error the queue pair
+    /// is already connected, and [`Error::CallFailed`] if the peer has abandoned its request. After an error the queue pair
     /// is destroyed, and the request is rejected.
     pub fn begin_accept(self, queue_pair: QueuePair, private_data: &[u8]) -> Result<PendingConnection> {
         self.begin_accept_with(queue_pair, |_, _| private_data.to_vec())
@@ -263,7 +261,7 @@ impl ConnectRequest {
         let depths = depths(&queue_pair, options).min(self.depths);
         let peer = make_ready(&queue_pair, &self.identifier, options, depths)?;
         let private_data = &private_data(&queue_pair, &peer);
-        check_private_data(private_data, MAX_ACCEPT_DATA, "an accept")?;
+        check_private_data(private_data, MAX_ACCEPT_DATA)?;
         self.identifier.accept(&Parameters {
             qpn: queue_pair.qpn(),
             shared_receives: queue_pair.has_shared_receives(),
@@ -283,10 +281,10 @@ impl ConnectRequest {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::LimitExceeded`] if the private data is too long, and [`Error::Verb`] if the peer has abandoned
+    /// Returns [`Error::LimitExceeded`] if the private data is too long, and [`Error::CallFailed`] if the peer has abandoned
     /// its request. The request is rejected even if this call returns an error.
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
-        check_private_data(private_data, MAX_REJECT_DATA, "a rejection")?;
+        check_private_data(private_data, MAX_REJECT_DATA)?;
         self.identifier.reject(private_data)
     }
 }

@@ -135,7 +135,7 @@ mod path;
 use std::time::Duration;
 
 use super::deadline::Deadline;
-use crate::error::{Error, Result};
+use crate::error::{Error, Limit, Result};
 
 pub use adverb_proto::types::RejectReason;
 
@@ -164,17 +164,12 @@ pub const MAX_DATAGRAM_REPLY_DATA: usize = 136;
 /// The default timeout for establishing a connection.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Checks the length of private data. `message` names the message that carries it.
-fn check_private_data(data: &[u8], max: usize, message: &'static str) -> Result<()> {
+/// Checks the length of private data.
+fn check_private_data(data: &[u8], max: usize) -> Result<()> {
     if data.len() <= max {
         return Ok(());
     }
-    Err(Error::LimitExceeded {
-        quantity: format!("private data length in {message}").into(),
-        requested: data.len() as u64,
-        max: max as u64,
-        hint: "send the rest as a message once the connection is established".into(),
-    })
+    Err(Error::LimitExceeded { limit: Limit::PrivateData, requested: data.len() as u64, max: max as u64 })
 }
 
 // These auto traits are part of the API.
@@ -200,12 +195,9 @@ mod tests {
 
     #[test]
     fn too_long_private_data_is_rejected_with_the_limit() {
-        check_private_data(&[0; MAX_CONNECT_DATA], MAX_CONNECT_DATA, "a connect request").unwrap();
-        let error = check_private_data(&[0; 57], MAX_CONNECT_DATA, "a connect request").unwrap_err();
+        check_private_data(&[0; MAX_CONNECT_DATA], MAX_CONNECT_DATA).unwrap();
+        let error = check_private_data(&[0; 57], MAX_CONNECT_DATA).unwrap_err();
         assert!(matches!(error, Error::LimitExceeded { requested: 57, max: 56, .. }), "{error}");
-        assert!(
-            error.to_string().starts_with("private data length in a connect request is 57, but"),
-            "{error}"
-        );
+        assert_eq!(error.to_string(), "private data length is 57, but the maximum is 56");
     }
 }

@@ -83,15 +83,16 @@ impl Path {
     pub(super) fn check(&self, queue_pair: &QueuePair) -> Result<()> {
         self.check_port(queue_pair)?;
         if queue_pair.transport() != Transport::Rc {
-            return Err(Error::Unsupported {
-                feature: format!("connecting a {} queue pair by address", queue_pair.transport()).into(),
-                hint: "create the queue pair with `Path::queue_pair`, which creates an RC queue pair".into(),
-            });
+            let reason = format!(
+                "a {} queue pair cannot be connected by address: create the queue pair with `Path::queue_pair`, which \
+                 creates an RC queue pair",
+                queue_pair.transport()
+            );
+            return Err(Error::InvalidRequest { reason: reason.into() });
         }
         let state = queue_pair.state.get();
         if state != QpState::Init {
-            let hint = "call `reset` before connecting the queue pair again";
-            return Err(Error::WrongState { action: "connecting a queue pair", state, hint });
+            return Err(Error::WrongState { action: "connecting a queue pair", state });
         }
         Ok(())
     }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use adverb_proto::trace::Queue;
-use adverb_proto::types::{Qpn, Transport};
+use adverb_proto::types::{Gid, Qpn, Transport};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::{
     CompletionQueue, Entry, GENERATION_BITS, GENERATION_MASK, NUMBER_BITS, Queues, SharedEntry, State,
 };
-use crate::error::{Error, Result};
+use crate::error::{Error, Limit, Result};
 use crate::memory::Payload;
 use crate::recorder::QueueRecorder;
 use crate::request::{Completing, InFlight, Marker, Posting, Scratch, queue};
@@ -59,11 +59,9 @@ impl CompletionQueue {
         let free_count = self.depth() - state.reserved;
         if depth > free_count {
             return Err(Error::LimitExceeded {
-                quantity: "total depth of the queues of a completion queue".into(),
+                limit: Limit::QueueDepths,
                 requested: u64::from(state.reserved) + u64::from(depth),
                 max: u64::from(self.depth()),
-                hint: "create the completion queue with at least the total depth of all queues that use it"
-                    .into(),
             });
         }
         state.reserved += depth;
@@ -77,12 +75,8 @@ impl Queues {
         if !self.free.is_empty() || self.own.len() < MAX_QUEUES {
             return Ok(());
         }
-        Err(Error::LimitExceeded {
-            quantity: "number of send and receive queues of a completion queue".into(),
-            requested: MAX_QUEUES as u64 + 1,
-            max: MAX_QUEUES as u64,
-            hint: "distribute the queue pairs over several completion queues".into(),
-        })
+        let (requested, max) = (MAX_QUEUES as u64 + 1, MAX_QUEUES as u64);
+        Err(Error::LimitExceeded { limit: Limit::QueueCount, requested, max })
     }
 }
 
@@ -112,6 +106,11 @@ impl Attached {
     /// Sets the queue pair number, for recordings.
     pub(crate) fn set_qpn(&self, qpn: Qpn) {
         self.with_completing(|queue| queue.qpn = Some(qpn));
+    }
+
+    /// Sets the peer, which the errors of failed requests contain.
+    pub(crate) fn set_peer(&self, peer: Option<Gid>) {
+        self.with_completing(|queue| queue.peer = peer);
     }
 
     /// Removes all requests, oldest first, and returns their tags and memory. The caller should prevent posting

@@ -6,7 +6,7 @@ use adverb_proto::types::ArmFor;
 
 use super::CompletionQueue;
 use crate::deadline::Deadline;
-use crate::error::{Error, Result};
+use crate::error::{Error, Feature, Limit, Result};
 use crate::request::Completion;
 
 impl CompletionQueue {
@@ -17,17 +17,13 @@ impl CompletionQueue {
     ///
     /// Returns [`Error::LimitExceeded`] if the queue pairs have reserved more than `depth` entries or if `depth`
     /// exceeds the device's limit, [`Error::Unsupported`] if the device can't resize queues (the caller must create a
-    /// larger queue instead), and [`Error::Verb`] if the operation fails.
+    /// larger queue instead), and [`Error::CallFailed`] if the operation fails.
     pub fn resize(&self, depth: u32) -> Result<()> {
         self.check_depth(depth)?;
         self.with_reserved(|reserved| {
             if depth < reserved {
-                return Err(Error::LimitExceeded {
-                    quantity: "total depth of the queues of a completion queue".into(),
-                    requested: reserved.into(),
-                    max: depth.into(),
-                    hint: "destroy some of the queue pairs that use the completion queue first".into(),
-                });
+                let (requested, max) = (reserved.into(), depth.into());
+                return Err(Error::LimitExceeded { limit: Limit::QueueDepths, requested, max });
             }
             self.backend().resize(depth)
         })
@@ -47,29 +43,21 @@ impl CompletionQueue {
     pub fn moderate(&self, count: u16, period: Duration) -> Result<()> {
         let device = self.device();
         let Some(limits) = device.attributes().moderation else {
-            return Err(Error::Unsupported {
-                feature: format!("completion event moderation on {}", device.name()).into(),
-                hint: "poll for a while after each event instead, as `Poller` does".into(),
-            });
+            return Err(device.unsupported(Feature::Moderation));
         };
-        let limit_error = |quantity: &'static str, requested: u128, max: u64| Error::LimitExceeded {
-            quantity: quantity.into(),
+        let limit_error = |limit: Limit, requested: u128, max: u64| Error::LimitExceeded {
+            limit,
             requested: u64::try_from(requested).unwrap_or(u64::MAX),
             max,
-            hint: "`DeviceAttributes::moderation` has the maximum of the device".into(),
         };
         if count > limits.max_count {
-            return Err(limit_error(
-                "number of completions per event",
-                count.into(),
-                limits.max_count.into(),
-            ));
+            return Err(limit_error(Limit::ModerationCount, count.into(), limits.max_count.into()));
         }
         let period = period.as_micros();
         let max_period_micros = limits.max_period.as_micros();
         match u16::try_from(period) {
             Ok(short) if period <= max_period_micros => self.backend().moderate(count, short),
-            _ => Err(limit_error("moderation period in microseconds", period, max_period_micros as u64)),
+            _ => Err(limit_error(Limit::ModerationPeriod, period, max_period_micros as u64)),
         }
     }
 
@@ -83,8 +71,8 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unsupported`] if the queue was created without
-    /// [events](crate::CompletionQueueBuilder::events), and [`Error::Verb`] if the operation fails.
+    /// Returns [`Error::InvalidRequest`] if the queue was created without
+    /// [events](crate::CompletionQueueBuilder::events), and [`Error::CallFailed`] if the operation fails.
     pub fn wait_solicited(
         &self,
         out: &mut Vec<Completion>,

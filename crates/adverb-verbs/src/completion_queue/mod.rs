@@ -20,7 +20,7 @@ use poller::WakerCell;
 use crate::backend::{self, CompletionQueueKind, RawCompletion, RawOutcome, flag};
 use crate::deadline::Deadline;
 use crate::device::Device;
-use crate::error::{Error, Result};
+use crate::error::{Error, Feature, Limit, Result};
 use crate::recorder::QueueRecorder;
 use crate::request::{Completing, Completion};
 use crate::request_id::RequestId;
@@ -120,7 +120,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if polling the device fails.
+    /// Returns [`Error::CallFailed`] if polling the device fails.
     #[inline(always)]
     pub fn poll(&self, out: &mut Vec<Completion>) -> Result<usize> {
         let mut state = self.lock();
@@ -142,7 +142,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Timeout`] if the request doesn't complete in time, and [`Error::Verb`] if polling the device
+    /// Returns [`Error::Timeout`] if the request doesn't complete in time, and [`Error::CallFailed`] if polling the device
     /// fails.
     #[inline]
     pub fn wait(&self, id: RequestId, timeout: impl Into<Option<Duration>>) -> Result<Completion> {
@@ -170,7 +170,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if polling the device fails.
+    /// Returns [`Error::CallFailed`] if polling the device fails.
     #[inline]
     pub fn poll_timeout(
         &self,
@@ -201,7 +201,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the operation fails.
+    /// Returns [`Error::CallFailed`] if the operation fails.
     pub fn arm(&self, arm_for: ArmFor) -> Result<()> {
         self.0.backend.arm(arm_for)
     }
@@ -225,7 +225,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unsupported`] if the queue was created without events, and [`Error::Verb`] if the operation
+    /// Returns [`Error::InvalidRequest`] if the queue was created without events, and [`Error::CallFailed`] if the operation
     /// fails.
     #[inline]
     pub fn wait_event(&self, timeout: impl Into<Option<Duration>>) -> Result<bool> {
@@ -256,7 +256,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unsupported`] if the queue was created without events, and [`Error::Verb`] if the operation
+    /// Returns [`Error::InvalidRequest`] if the queue was created without events, and [`Error::CallFailed`] if the operation
     /// fails.
     pub fn try_event(&self) -> Result<bool> {
         let is_pending = self.0.backend.try_event()?;
@@ -544,12 +544,7 @@ fn check_depth(device: &Device, depth: u32) -> Result<()> {
     if (1..=max).contains(&depth) {
         return Ok(());
     }
-    Err(Error::LimitExceeded {
-        quantity: "completion queue depth".into(),
-        requested: depth.into(),
-        max: max.into(),
-        hint: "use a value from 1 to the maximum".into(),
-    })
+    Err(Error::LimitExceeded { limit: Limit::CompletionQueueDepth, requested: depth.into(), max: max.into() })
 }
 
 /// A builder of completion queues, returned by [`Device::completion_queue`].
@@ -633,23 +628,19 @@ impl CompletionQueueBuilder {
     ///
     /// Returns [`Error::Unsupported`] if timestamps are enabled and the device [doesn't support
     /// them](crate::DeviceAttributes::timestamp_clock), [`Error::LimitExceeded`] if the depth is 0, if it exceeds the
-    /// device's limit or if the completion vector doesn't exist, and [`Error::Verb`] if the operation fails.
+    /// device's limit or if the completion vector doesn't exist, and [`Error::CallFailed`] if the operation fails.
     pub fn create(self) -> Result<CompletionQueue> {
         check_depth(&self.device, self.depth)?;
         let vectors = self.device.attributes().completion_vector_count;
         if self.vector >= vectors.max(1) {
             return Err(Error::LimitExceeded {
-                quantity: "completion vector".into(),
+                limit: Limit::CompletionVector,
                 requested: self.vector.into(),
                 max: vectors.saturating_sub(1).into(),
-                hint: "use a vector below `DeviceAttributes::completion_vector_count`".into(),
             });
         }
         if self.kind.has_timestamps() && self.device.attributes().timestamp_clock.is_none() {
-            return Err(Error::Unsupported {
-                feature: format!("completion timestamps on {}", self.device.name()).into(),
-                hint: "read the clock when polling a completion".into(),
-            });
+            return Err(self.device.unsupported(Feature::CompletionTimestamps));
         }
         let backend =
             self.device.backend().completion_queue(self.depth, self.events, self.vector, self.kind)?;

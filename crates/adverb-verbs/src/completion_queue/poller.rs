@@ -10,10 +10,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use adverb_proto::explain::Call;
 use adverb_proto::types::ArmFor;
 
 use super::CompletionQueue;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, WithCauses, call_failed};
 use crate::logging::log_without_unwinding;
 use crate::os::{OwnerProcess, wait_either};
 use crate::request::Completion;
@@ -125,7 +126,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::InvalidRequest`] if the queue already has a poller, and [`Error::Verb`] if the thread can't
+    /// Returns [`Error::InvalidRequest`] if the queue already has a poller, and [`Error::CallFailed`] if the thread can't
     /// be started.
     pub fn poller<H>(&self, handler: H) -> Result<Poller<H>>
     where
@@ -143,11 +144,7 @@ impl CompletionQueue {
     where
         H: FnMut(Completion) + Send + 'static,
     {
-        let start_error = |error| Error::Verb {
-            action: "starting a poller".to_owned(),
-            error,
-            hint: "check the limits of threads and open files (`ulimit -u`, `ulimit -n`)".into(),
-        };
+        let start_error = |error| call_failed(Call::System, "starting a poller", error);
         let (reader, writer) = io::pipe().map_err(start_error)?;
         let waker = Arc::new(Waker { is_asleep: AtomicBool::new(false), reader, writer });
         let slot = self.waker_cell().register(&waker, self)?;
@@ -334,7 +331,7 @@ impl<H: FnMut(Completion)> Worker<H> {
     fn run(mut self) -> PollerExit<H> {
         let error = self.work().err();
         if let Some(error) = &error {
-            tracing::error!(%error, "polling the completion queue failed; the poller stops");
+            tracing::error!(error = %WithCauses(error), "polling the completion queue failed; the poller stops");
         }
         let stats = self.shared.counts.get();
         PollerExit { handler: self.handler, stats, error, last_panic: self.last_panic }
@@ -396,20 +393,12 @@ impl<H: FnMut(Completion)> Worker<H> {
             self.shared.counts.sleeps.fetch_add(1, Ordering::Relaxed);
             let pause = if queue.event_fd().is_some() { None } else { Some(self.pace.pause()) };
             let waited = wait_either(waker.reader.as_fd(), queue.event_fd(), pause);
-            waited.map_err(|error| Error::Verb {
-                action: "waiting for a completion".to_owned(),
-                error,
-                hint: "".into(),
-            })?;
+            waited.map_err(|error| call_failed(Call::Poll, "waiting for a completion", error))?;
         }
         if !waker.is_asleep.swap(false, Ordering::SeqCst) {
             // Another thread has cleared the flag and writes the byte.
             let read = (&waker.reader).read_exact(&mut [0]);
-            read.map_err(|error| Error::Verb {
-                action: "reading the wake-up event of a poller".to_owned(),
-                error,
-                hint: "".into(),
-            })?;
+            read.map_err(|error| call_failed(Call::System, "reading the wake-up event of a poller", error))?;
         }
         while queue.event_fd().is_some() && queue.try_event()? {}
         Ok(count)

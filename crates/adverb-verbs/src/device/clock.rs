@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use adverb_proto::types::TimestampClock;
 
 use super::Device;
-use crate::error::{Error, Result};
+#[allow(unused_imports, reason = "for links")]
+use crate::error::{Error, Feature, Result};
 
 /// A reading of a device's timestamp clock together with the process's monotonic clock, from [`Device::query_clock`].
 ///
@@ -64,21 +65,13 @@ impl Device {
     /// # Errors
     ///
     /// Returns [`Error::Unsupported`] if the device has no [clock](crate::DeviceAttributes::timestamp_clock), or if its
-    /// driver can't read the clock, and [`Error::Verb`] if reading the clock fails.
+    /// driver can't read the clock, and [`Error::CallFailed`] if reading the clock fails.
     pub fn query_clock(&self) -> Result<ClockSample> {
-        let unsupported_error = |hint: &'static str| Error::Unsupported {
-            feature: format!("reading the clock of {}", self.name()).into(),
-            hint: hint.into(),
-        };
         let Some(clock) = self.attributes().timestamp_clock else {
-            return Err(unsupported_error(
-                "read the process's clock: the device has no completion timestamps",
-            ));
+            return Err(self.unsupported(Feature::CompletionTimestamps));
         };
         let read = self.backend().read_clock()?;
-        let (ticks, at, uncertainty) = read.ok_or_else(|| {
-            unsupported_error("compare timestamps with each other: the driver cannot read the device's clock")
-        })?;
+        let (ticks, at, uncertainty) = read.ok_or_else(|| self.unsupported(Feature::Clock))?;
         Ok(ClockSample { clock, ticks: ticks & clock.mask, at, uncertainty })
     }
 }

@@ -45,7 +45,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`](crate::Error::Verb) if the port doesn't exist or its counters can't be read.
+    /// Returns [`Error::CallFailed`](crate::Error::CallFailed) if the port doesn't exist or its counters can't be read.
     pub fn counters(&self, port: u8) -> Result<Counters> {
         Ok(Counters { captured_at: Instant::now(), values: self.backend().counters(port)? })
     }

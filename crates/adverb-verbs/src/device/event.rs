@@ -14,7 +14,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`](crate::Error::Verb) if the operation fails.
+    /// Returns [`Error::CallFailed`](crate::Error::CallFailed) if the operation fails.
     pub fn wait_event(&self, timeout: impl Into<Option<Duration>>) -> Result<Option<DeviceEvent>> {
         let event = self.backend().wait_event(timeout.into())?;
         if let (Some(event), Some(recorder)) = (event, self.backend().recorder()) {

@@ -23,7 +23,7 @@ use adverb_proto::types::{DeviceAttributes, DeviceInfo, Gid, GidEntry, GidType, 
 use windows::Windows;
 
 use crate::backend;
-use crate::error::{Error, Result};
+use crate::error::{Error, Feature, NoDeviceReason, Result, WithCauses};
 
 /// An open RDMA device. Cloning returns another handle to the same device. The device is closed when the last handle to
 /// it, and the last object created from it, is dropped.
@@ -53,7 +53,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Without the feature `soft`, returns [`Error::NotInstalled`] if rdma-core isn't installed, and [`Error::Verb`] if
+    /// Without the feature `soft`, returns [`Error::NotInstalled`] if rdma-core isn't installed, and [`Error::CallFailed`] if
     /// the devices can't be listed.
     pub fn list() -> Result<Vec<DeviceInfo>> {
         backend::Device::list()
@@ -63,7 +63,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::NotInstalled`] if rdma-core isn't installed, and [`Error::Verb`] if the devices can't be
+    /// Returns [`Error::NotInstalled`] if rdma-core isn't installed, and [`Error::CallFailed`] if the devices can't be
     /// listed.
     pub fn list_hardware() -> Result<Vec<DeviceInfo>> {
         backend::Device::list_hardware()
@@ -104,7 +104,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::NoDevice`] if the device doesn't exist, and [`Error::Verb`] if it can't be opened.
+    /// Returns [`Error::NoDevice`] if the device doesn't exist, and [`Error::CallFailed`] if it can't be opened.
     pub fn open(name: &str) -> Result<Device> {
         let backend = backend::Device::open(name)?;
         match backend.shared_name().map(str::to_owned) {
@@ -118,7 +118,7 @@ impl Device {
     /// # Errors
     ///
     /// Returns [`Error::NoDevice`] if no device has the address; the hint lists the addresses of all devices. Returns
-    /// [`Error::Verb`] if the device can't be opened.
+    /// [`Error::CallFailed`] if the device can't be opened.
     pub fn open_by_addr(address: IpAddr) -> Result<Device> {
         let hardware = match Device::list_hardware() {
             Err(error) if !cfg!(feature = "soft") => return Err(error),
@@ -135,17 +135,15 @@ impl Device {
         if cfg!(feature = "soft") {
             match Device::open(&format!("soft:{address}")) {
                 // The address doesn't belong to this machine.
-                Err(Error::Verb { error, .. }) if error.kind() == ErrorKind::AddrNotAvailable => {}
+                Err(Error::CallFailed { source, .. }) if source.kind() == ErrorKind::AddrNotAvailable => {}
                 opened => return opened,
             }
         }
         let soft = backend::Device::soft_addresses();
         found.extend(soft.iter().map(|address| format!("{address} as soft:{address}")));
-        let hint = match found.len() {
-            0 => "check the output of `ibv_devices`: no RDMA device was found".to_owned(),
-            _ => format!("use one of these: {}", found.join(", ")),
-        };
-        Err(Error::NoDevice { reason: format!("no RDMA device has the address {address}"), hint })
+        let reason = if found.is_empty() { NoDeviceReason::NoneExists } else { NoDeviceReason::NotFound };
+        let problem = format!("no RDMA device has the address {address}").into();
+        Err(Error::NoDevice { problem, reason, available: found.into() })
     }
 
     /// Creates a software device.
@@ -195,14 +193,15 @@ impl Device {
         if let Some(device) = open_each(Device::list()?).find(is_active) {
             return Ok(device);
         }
-        let hint = match found {
-            false => {
-                "load the device's driver; without RDMA hardware, use soft-RoCE: \
-                      `rdma link add rxe0 type rxe netdev eth0`"
-            }
-            true => "set a port's network interface up: all ports are down",
-        };
-        Err(Error::NoDevice { reason: "no RDMA device has an active port".to_owned(), hint: hint.to_owned() })
+        let reason = if found { NoDeviceReason::PortsDown } else { NoDeviceReason::NoneExists };
+        let problem = "no RDMA device has an active port".into();
+        Err(Error::NoDevice { problem, reason, available: Box::default() })
+    }
+
+    /// Returns the error of a feature that the device doesn't support.
+    #[cold]
+    pub(crate) fn unsupported(&self, feature: Feature) -> Error {
+        Error::Unsupported { feature, device: self.name().into() }
     }
 
     /// Returns the name of the device.
@@ -219,7 +218,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the port doesn't exist or the query fails.
+    /// Returns [`Error::CallFailed`] if the port doesn't exist or the query fails.
     pub fn port(&self, number: u8) -> Result<Port> {
         self.0.backend.port(number)
     }
@@ -228,7 +227,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if a query fails.
+    /// Returns [`Error::CallFailed`] if a query fails.
     pub fn ports(&self) -> Result<Vec<Port>> {
         (1..=self.attributes().port_count).map(|number| self.port(number)).collect()
     }
@@ -237,7 +236,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the query fails.
+    /// Returns [`Error::CallFailed`] if the query fails.
     pub fn gids(&self) -> Result<Vec<GidEntry>> {
         self.0.backend.gid_table()
     }
@@ -268,19 +267,16 @@ impl Device {
         let has = |gid: Gid, address| gid == Gid::from(address) || gid.udp_addr().ip() == address;
         let fits = |entry: &&GidEntry| address.is_none_or(|address| has(entry.gid, address));
         gids.iter().filter(fits).min_by_key(|entry| rank(entry)).cloned().ok_or_else(|| {
-            let list: Vec<String> = gids.iter().map(|entry| entry.gid.ip().to_string()).collect();
-            let reason = match address {
+            let available: Box<[String]> = gids.iter().map(|entry| entry.gid.ip().to_string()).collect();
+            let problem = match address {
                 Some(address) => {
                     format!("port {port} of {} does not have the address {address}", self.name())
                 }
                 None => format!("port {port} of {} has no address", self.name()),
             };
-            let hint = match list.len() {
-                0 => "assign an IP address to the port's network interface, and set the interface up"
-                    .to_owned(),
-                _ => format!("use one of these: {}", list.join(", ")),
-            };
-            Error::NoDevice { reason, hint }
+            let reason =
+                if available.is_empty() { NoDeviceReason::NoAddress } else { NoDeviceReason::NotFound };
+            Error::NoDevice { problem: problem.into(), reason, available }
         })
     }
 
@@ -288,7 +284,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the device can't create another domain.
+    /// Returns [`Error::CallFailed`] if the device can't create another domain.
     pub fn create_protection_domain(&self) -> Result<ProtectionDomain> {
         ProtectionDomain::new(self)
     }
@@ -298,7 +294,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the port doesn't exist or the query fails.
+    /// Returns [`Error::CallFailed`] if the port doesn't exist or the query fails.
     pub fn pkeys(&self, port: u8) -> Result<Vec<u16>> {
         self.0.backend.pkeys(port)
     }
@@ -307,7 +303,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the query fails.
+    /// Returns [`Error::CallFailed`] if the query fails.
     pub fn can_register_dmabuf(&self) -> Result<bool> {
         Ok(self.create_protection_domain()?.can_register_dmabuf())
     }
@@ -340,6 +336,12 @@ impl Device {
         let registry = DeviceRegistry::lock();
         let devices = registry.0.iter().rev().filter_map(|(_, device)| device.upgrade().map(Device));
         devices.filter(Device::is_software).collect()
+    }
+
+    /// Whether two handles refer to the same device. A process may open RDMA hardware several times.
+    pub(crate) fn is_same(&self, other: &Device) -> bool {
+        let is_hardware = !self.is_software() && !other.is_software();
+        Arc::ptr_eq(&self.0, &other.0) || is_hardware && self.name() == other.name()
     }
 
     /// Whether this is one of Adverb's software devices.
@@ -408,7 +410,7 @@ fn open_each(list: Vec<DeviceInfo>) -> impl Iterator<Item = Device> {
     usable.filter_map(|info| {
         Device::open(&info.name)
             .inspect_err(
-                |error| tracing::warn!(%error, device = info.name, "opening a device failed; it is skipped"),
+                |error| tracing::warn!(error = %WithCauses(error), device = info.name, "opening a device failed; it is skipped"),
             )
             .ok()
     })

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Device;
 use crate::backend;
-use crate::error::{Error, Result};
+use crate::error::{DomainObject, Error, Feature, Result};
 
 /// A protection domain: a queue pair can access only memory of its own domain, for its own requests and for those of
 /// its peer. Cloning returns another handle to the same domain.
@@ -45,15 +45,26 @@ impl ProtectionDomain {
         &self.backend
     }
 
+    /// Returns the error of a feature that the device doesn't support.
+    #[cold]
+    pub(crate) fn unsupported(&self, feature: Feature) -> Error {
+        self.device().unsupported(feature)
+    }
+
     /// Returns the error for an object that belongs to `other` and was posted to a queue of this domain.
     #[cold]
     pub(crate) fn foreign_domain_error(
         &self,
-        object: &'static str,
+        object: DomainObject,
         other: &ProtectionDomain,
         queue: String,
     ) -> Error {
-        Error::ForeignDomain { object, domain: other.to_string(), queue, queue_domain: self.to_string() }
+        Error::ForeignDomain {
+            object,
+            domain: other.to_string().into(),
+            queue: queue.into(),
+            queue_domain: self.to_string().into(),
+        }
     }
 }
 

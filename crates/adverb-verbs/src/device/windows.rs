@@ -7,6 +7,7 @@ use adverb_proto::types::Qpn;
 
 use super::ProtectionDomain;
 use crate::backend::{self, RawOutcome, flag, opcode};
+use crate::error::WithCauses;
 use crate::logging::log_without_unwinding;
 
 /// A memory window, as its device and its queue pair know it: the program's handle and, while the window is bound, the
@@ -190,7 +191,9 @@ impl DeviceWindow {
         state.phase = Phase::Freed;
         if let Err(error) = self.backend.free() {
             // Deregistering the region fails, too, and its memory is then never freed.
-            log_without_unwinding(|| tracing::error!(%error, "freeing a memory window failed"));
+            log_without_unwinding(
+                || tracing::error!(error = %WithCauses(&error), "freeing a memory window failed"),
+            );
         }
     }
 

@@ -7,6 +7,7 @@
 //!   free the bytes while the device uses them.
 //! - A [`MemoryRegion`] is registered memory that may be shared with the device and with peers. It can change at any
 //!   moment, so it is never a `[u8]`: reads and writes copy bytes.
+//! - [`SharedMemory`] is memory without a device, which any number of protection domains register.
 //! - A [`Pool`] registers memory in large chunks and allocates [`PoolBuf`]s from them. A `PoolBuf` has one
 //!   owner, like a `Buffer`, and allocating one costs about as much as `malloc`.
 //!
@@ -21,6 +22,7 @@ mod pool;
 mod pool_buf;
 mod region;
 mod registration;
+mod shared;
 pub(crate) mod window;
 
 pub use crate::backend::Memory;
@@ -31,6 +33,7 @@ pub use payload::{Payload, PayloadSegment};
 pub use pool::{Pool, PoolBuilder, PoolStats};
 pub use pool_buf::PoolBuf;
 pub use region::{MemoryRegion, RegionSlice};
+pub use shared::SharedMemory;
 
 pub(crate) use window::MemoryWindow;
 

@@ -9,10 +9,11 @@ use std::sync::atomic::AtomicU64;
 
 use adverb_proto::types::{Access, RemoteMemory, Segment};
 
-use super::{Buffer, Memory, access};
+use super::shared::{SharedBytes, check_bounds};
+use super::{Buffer, Memory};
 use crate::backend;
 use crate::device::ProtectionDomain;
-use crate::error::{Error, Result};
+use crate::error::{Error, Limit, Result, WithCauses};
 
 /// Registered memory that may be shared with the device and with peers.
 ///
@@ -103,7 +104,7 @@ impl Drop for Region {
             // The device may still write to the memory, so it can't be freed. It is leaked first, because a log
             // subscriber may panic.
             std::mem::forget(self.memory.take());
-            tracing::error!(%error, bytes = self.len, "deregistering memory failed; it is leaked");
+            tracing::error!(error = %WithCauses(&error), bytes = self.len, "deregistering memory failed; it is leaked");
         }
     }
 }
@@ -158,14 +159,10 @@ impl MemoryRegion {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::OutOfBounds`] if the bytes don't all lie in the region, and [`Error::Unsupported`] if the
+    /// Returns [`Error::OutOfBounds`] if the bytes don't all lie in the region, and [`Error::InvalidRequest`] if the
     /// region isn't [mapped](MemoryRegion::is_mapped).
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
-        let from = self.shared_address(offset, bytes.len())?;
-        // SAFETY: the region has this many bytes at `from`, and they are shared as `access` requires. `bytes` is
-        // borrowed exclusively.
-        unsafe { access::load(from, NonNull::from(&mut *bytes).cast(), bytes.len()) };
-        Ok(())
+        self.0.bytes()?.read(offset, bytes)
     }
 
     /// Copies bytes into the region at `offset`.
@@ -174,10 +171,7 @@ impl MemoryRegion {
     ///
     /// Returns the same errors as [`read`](MemoryRegion::read).
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
-        let to = self.shared_address(offset, bytes.len())?;
-        // SAFETY: the region has this many bytes at `to`, and they are shared as `access` requires.
-        unsafe { access::store(to, bytes) };
-        Ok(())
+        self.0.bytes()?.write(offset, bytes)
     }
 
     /// Returns the 64-bit word at `offset`, in the byte order of this machine. Peers may change it with atomic
@@ -186,18 +180,9 @@ impl MemoryRegion {
     /// # Errors
     ///
     /// Returns [`Error::OutOfBounds`] if the word doesn't lie in the region, [`Error::Unaligned`] if its address isn't
-    /// a multiple of 8, and [`Error::Unsupported`] if the region isn't [mapped](MemoryRegion::is_mapped).
+    /// a multiple of 8, and [`Error::InvalidRequest`] if the region isn't [mapped](MemoryRegion::is_mapped).
     pub fn word(&self, offset: usize) -> Result<&AtomicU64> {
-        self.0.check_mapped(offset, 8)?;
-        // SAFETY: the word lies within the region, as checked.
-        let address = unsafe { self.0.address.add(offset) };
-        if !address.cast::<AtomicU64>().is_aligned() {
-            return Err(Error::Unaligned { offset });
-        }
-        // SAFETY: the word lies within the region and is aligned, as checked. The memory lives as long as the region,
-        // which the reference borrows. Concurrent accesses are those that `access` allows, with the semantics that it
-        // describes.
-        Ok(unsafe { address.cast::<AtomicU64>().as_ref() })
+        self.0.bytes()?.word(offset)
     }
 
     /// Returns a part of the region, for a request. Any number of parts may be in flight, and they may overlap.
@@ -212,14 +197,18 @@ impl MemoryRegion {
             len: 0,
             size: self.len(),
         })?;
-        self.0.check(range.start, len)?;
+        check_bounds(range.start, len, self.len())?;
         let len = u32::try_from(len).map_err(|_| Error::LimitExceeded {
-            quantity: "region slice size".into(),
+            limit: Limit::SliceLen,
             requested: len as u64,
             max: u64::from(u32::MAX),
-            hint: "use several slices".into(),
         })?;
-        Ok(RegionSlice { region: Arc::clone(&self.0), offset: range.start, len })
+        Ok(RegionSlice { region: Arc::clone(&self.0), offset: range.start, len: len as usize })
+    }
+
+    /// Returns the whole region as a slice for a window. It may be too long for a segment of a request.
+    pub(crate) fn whole(&self) -> RegionSlice {
+        RegionSlice { region: Arc::clone(&self.0), offset: 0, len: self.len() }
     }
 
     /// Converts the whole region into a buffer with one owner.
@@ -254,32 +243,24 @@ impl MemoryRegion {
             Err(error) => {
                 // The device may still access the memory. It is leaked first, because a log subscriber may panic.
                 std::mem::forget(region.memory.take());
-                tracing::error!(%error, bytes = region.len, "deregistering memory failed; it is leaked");
+                tracing::error!(error = %WithCauses(&error), bytes = region.len, "deregistering memory failed; it is leaked");
                 None
             }
         }
     }
 
-    /// Registers the same memory, with the same rights, in another domain. The memory lives as long as either region.
-    pub(crate) fn reregister_in(&self, domain: &ProtectionDomain) -> Result<MemoryRegion> {
-        self.0.check_mapped(0, 0)?;
+    /// Registers the same memory in another domain. The memory lives as long as either region.
+    pub(crate) fn reregister_in(&self, domain: &ProtectionDomain, access: Access) -> Result<MemoryRegion> {
+        self.0.bytes()?;
         let memory: Option<&dyn Any> = self.0.memory.as_deref().map(|memory| memory as _);
         // If this region was registered again itself, its original is used.
         let origin = memory.and_then(<dyn Any>::downcast_ref).map_or(self, |Reregistered(origin)| origin);
-        let (memory, access) = (Reregistered(origin.clone()), self.access());
+        let memory = Reregistered(origin.clone());
         if self.0.is_identity_mapped() {
             domain.register(memory, access)
         } else {
             domain.register_at(memory, self.0.keys.addr, access)
         }
-    }
-
-    /// Returns the address of bytes that other code may access at the same time: by copies, by word atomics, or through
-    /// the device.
-    fn shared_address(&self, offset: usize, len: usize) -> Result<NonNull<u8>> {
-        self.0.check_mapped(offset, len)?;
-        // SAFETY: the offset lies within the region, as checked.
-        Ok(unsafe { self.0.address.add(offset) })
     }
 }
 
@@ -304,22 +285,18 @@ unsafe impl Memory for Reregistered {
 }
 
 impl Region {
-    fn check(&self, offset: usize, len: usize) -> Result<()> {
-        match offset.checked_add(len) {
-            Some(end) if end <= self.len => Ok(()),
-            _ => Err(Error::OutOfBounds { offset, len, size: self.len }),
+    /// Returns the bytes, if this process can access them.
+    #[inline]
+    fn bytes(&self) -> Result<SharedBytes<'_>> {
+        match &self.memory {
+            // SAFETY: the region keeps the memory, and a region that is shared accesses it in no other way.
+            Some(_) => Ok(unsafe { SharedBytes::new(self.address, self.len) }),
+            None => {
+                let reason = "a dma-buf region has no address in this process: map the dma-buf at its exporter, or copy the bytes \
+                              with requests";
+                Err(Error::InvalidRequest { reason: reason.into() })
+            }
         }
-    }
-
-    /// Checks that the bytes lie in the region, and that this process can access them.
-    fn check_mapped(&self, offset: usize, len: usize) -> Result<()> {
-        if self.memory.is_none() {
-            return Err(Error::Unsupported {
-                feature: "CPU access to a dma-buf region".into(),
-                hint: "map the dma-buf at its exporter, or copy the bytes with requests".into(),
-            });
-        }
-        self.check(offset, len)
     }
 }
 
@@ -334,13 +311,14 @@ impl fmt::Debug for MemoryRegion {
 pub struct RegionSlice {
     region: Arc<Region>,
     offset: usize,
-    len: u32,
+    /// The length, which fits into 32 bits unless the slice is for a window.
+    len: usize,
 }
 
 impl RegionSlice {
     /// Returns the length in bytes.
     pub fn len(&self) -> usize {
-        self.len as usize
+        self.len
     }
 
     /// Whether the length is 0.
@@ -354,7 +332,7 @@ impl RegionSlice {
     }
 
     pub(super) fn segment(&self) -> Segment {
-        self.region.segment(self.offset, self.len)
+        self.region.segment(self.offset, self.len as u32)
     }
 
     /// Returns the address that peers use for the first byte.
@@ -455,10 +433,10 @@ mod tests {
         let device = Device::open("soft").unwrap();
         let domain = || device.create_protection_domain().unwrap();
         let region = domain().region(4096, Access::LOCAL_WRITE | Access::REMOTE_READ).unwrap();
-        let mut reregistered = region.reregister_in(&domain()).unwrap();
+        let mut reregistered = region.reregister_in(&domain(), region.access()).unwrap();
         for _ in 0..3 {
             let before = Arc::downgrade(&reregistered.0);
-            reregistered = reregistered.reregister_in(&domain()).unwrap();
+            reregistered = reregistered.reregister_in(&domain(), region.access()).unwrap();
             assert!(before.upgrade().is_none(), "the previous registration is still held");
         }
         assert_eq!((reregistered.len(), reregistered.access()), (region.len(), region.access()));

@@ -6,7 +6,7 @@ use adverb_proto::types::Access;
 
 use super::{Buffer, Memory, MemoryRegion, Pages, Payload, Region};
 use crate::device::ProtectionDomain;
-use crate::error::{Error, Result};
+use crate::error::{DomainObject, Error, Feature, Limit, Result};
 
 impl ProtectionDomain {
     /// Allocates and registers a buffer of `len` zeros, which no peer can access.
@@ -16,15 +16,14 @@ impl ProtectionDomain {
     /// # Errors
     ///
     /// Returns [`Error::Allocation`] if there is not enough memory, [`Error::LimitExceeded`] if `len` doesn't fit into
-    /// 32 bits, and [`Error::Verb`] if registration fails, often because of the limit on locked memory
+    /// 32 bits, and [`Error::CallFailed`] if registration fails, often because of the limit on locked memory
     /// (`RLIMIT_MEMLOCK`).
     pub fn buffer(&self, len: usize) -> Result<Buffer> {
         let region = self.region(len, Access::LOCAL_WRITE)?;
         let too_long = |region: MemoryRegion| Error::LimitExceeded {
-            quantity: "buffer size".into(),
+            limit: Limit::BufferLen,
             requested: region.len() as u64,
             max: u64::from(u32::MAX),
-            hint: "create a region, and use slices of it: `ProtectionDomain::region`".into(),
         };
         region.into_buffer().map_err(too_long)
     }
@@ -36,7 +35,7 @@ impl ProtectionDomain {
     /// Returns [`Error::Allocation`] if there is not enough memory, and otherwise the same errors as
     /// [`register`](ProtectionDomain::register).
     pub fn region(&self, len: usize, access: Access) -> Result<MemoryRegion> {
-        let pages = Pages::new(len).map_err(|error| Error::Allocation { len, error })?;
+        let pages = Pages::new(len).map_err(|source| Error::Allocation { len, source })?;
         self.register(pages, access)
     }
 
@@ -49,7 +48,7 @@ impl ProtectionDomain {
     /// if `ZERO_BASED` memory doesn't start at a page boundary; [`Error::Unsupported`] if the access rights contain
     /// [`ON_DEMAND`](Access::ON_DEMAND) and the device [doesn't support it](crate::DeviceAttributes::odp), or
     /// [`FLUSH_GLOBAL`](Access::FLUSH_GLOBAL) or [`FLUSH_PERSISTENT`](Access::FLUSH_PERSISTENT) and the device [doesn't
-    /// support it](crate::DeviceAttributes::flush); and [`Error::Verb`] if registration fails.
+    /// support it](crate::DeviceAttributes::flush); and [`Error::CallFailed`] if registration fails.
     pub fn register(&self, memory: impl Memory, access: Access) -> Result<MemoryRegion> {
         let iova = access.contains(Access::ZERO_BASED).then_some(0);
         self.register_as(Box::new(memory), iova, access)
@@ -88,7 +87,7 @@ impl ProtectionDomain {
     /// # Errors
     ///
     /// Returns [`Error::Unsupported`] if the device [can't register dma-bufs](crate::Device::can_register_dmabuf),
-    /// [`Error::InvalidRequest`] if the access rights are inconsistent or the addresses invalid, and [`Error::Verb`] if
+    /// [`Error::InvalidRequest`] if the access rights are inconsistent or the addresses invalid, and [`Error::CallFailed`] if
     /// the operation fails, for example because the bytes lie outside the dma-buf.
     pub fn register_dmabuf(
         &self,
@@ -125,20 +124,16 @@ impl ProtectionDomain {
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
         if access.contains(Access::ON_DEMAND) && !self.device().attributes().odp.supported {
-            return Err(Error::Unsupported {
-                feature: format!("on-demand paging on {}", self.device().name()).into(),
-                hint: "register the memory without ON_DEMAND, which pins it".into(),
-            });
+            return Err(self.unsupported(Feature::OnDemandPaging));
         }
         let flush = self.device().attributes().flush;
-        let rights = [(Access::FLUSH_GLOBAL, flush.global), (Access::FLUSH_PERSISTENT, flush.persistent)];
-        for (right, is_supported) in rights {
+        let rights = [
+            (Access::FLUSH_GLOBAL, flush.global, Feature::FlushGlobal),
+            (Access::FLUSH_PERSISTENT, flush.persistent, Feature::FlushPersistent),
+        ];
+        for (right, is_supported, feature) in rights {
             if access.contains(right) && !is_supported {
-                let right = if right == Access::FLUSH_GLOBAL { "FLUSH_GLOBAL" } else { "FLUSH_PERSISTENT" };
-                return Err(Error::Unsupported {
-                    feature: format!("{right} access on {}", self.device().name()).into(),
-                    hint: format!("register the memory without {right}; peers then cannot flush it").into(),
-                });
+                return Err(self.unsupported(feature));
             }
         }
         Ok(())
@@ -152,7 +147,7 @@ impl ProtectionDomain {
     pub(crate) fn check_payload(&self, payload: &Payload, queue: impl FnOnce() -> String) -> Result<()> {
         match payload.segments().iter().find(|piece| piece.domain().id() != self.id()) {
             None => Ok(()),
-            Some(foreign) => Err(self.foreign_domain_error("memory", foreign.domain(), queue())),
+            Some(foreign) => Err(self.foreign_domain_error(DomainObject::Memory, foreign.domain(), queue())),
         }
     }
 }

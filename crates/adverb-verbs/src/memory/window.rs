@@ -8,7 +8,8 @@ use adverb_proto::types::{Access, SendOperation, WindowBind};
 use super::{RegionSlice, RemoteMemory};
 use crate::backend::{RawOutcome, SendList};
 use crate::device::{DeviceWindow, Phase, ProtectionDomain};
-use crate::error::{Error, Result};
+#[allow(unused_imports, reason = "for links")]
+use crate::error::{Error, Feature, Result};
 
 /// A memory window of type 2B: access to a part of a [`MemoryRegion`](crate::memory::MemoryRegion) for the peer of one
 /// queue pair only, with its own key. A program can revoke the access without a system call.
@@ -71,14 +72,11 @@ impl ProtectionDomain {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Unsupported`] if the device has no memory windows of type 2B, and [`Error::Verb`] if the device
+    /// Returns [`Error::Unsupported`] if the device has no memory windows of type 2B, and [`Error::CallFailed`] if the device
     /// can't allocate another window.
     pub fn memory_window(&self) -> Result<MemoryWindow> {
         if !self.device().attributes().has_memory_windows {
-            return Err(Error::Unsupported {
-                feature: format!("a type 2B memory window on {}", self.device().name()).into(),
-                hint: "register the memory as a separate region with the peer's access rights".into(),
-            });
+            return Err(self.unsupported(Feature::MemoryWindow));
         }
         Ok(MemoryWindow { shared: DeviceWindow::new(self)?, slice: None })
     }

@@ -7,17 +7,14 @@ use adverb_proto::types::{Endpoint, Gid, LinkLayer};
 use super::QueuePair;
 use crate::backend::Address;
 use crate::device::{AddressHandle, Traffic, UdDestination};
-use crate::error::{Error, Result};
+#[allow(unused_imports, reason = "for links")]
+use crate::error::{Error, Feature, Result};
 
 impl QueuePair {
     /// Returns a route to a port, cached if possible.
     pub(super) fn route(&self, gid: Gid, lid: u16, traffic: Traffic) -> Result<AddressHandle> {
         if self.source.port.link_layer == LinkLayer::InfiniBand && lid == 0 {
-            return Err(Error::Unsupported {
-                feature: "addressing a UD peer on InfiniBand without its LID".into(),
-                hint: "exchange endpoints out of band, and call `ud_destination` with the peer's endpoint"
-                    .into(),
-            });
+            return Err(self.domain.unsupported(Feature::UdWithoutLid));
         }
         self.route_to(&self.source.address_of(gid, lid, traffic))
     }
@@ -36,7 +33,7 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the operation fails, for example because the address family differs from that of the
+    /// Returns [`Error::CallFailed`] if the operation fails, for example because the address family differs from that of the
     /// queue pair, and [`Error::Unsupported`] on InfiniBand, where an IP address doesn't identify a route: see
     /// [`ud_destination`](QueuePair::ud_destination).
     pub fn address_handle(&self, address: IpAddr) -> Result<AddressHandle> {

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use adverb_proto::explain::Call;
 use adverb_proto::trace::Queue;
 use adverb_proto::types::{Access, FlushCapabilities, LinkLayer, Psn, Transport};
 use parking_lot::Mutex;
@@ -13,7 +14,7 @@ use super::{QueuePair, Receives};
 use crate::backend::QueuePairOptions;
 use crate::completion_queue::{Attached, CompletionQueue};
 use crate::device::{ProtectionDomain, Traffic};
-use crate::error::{Error, Result};
+use crate::error::{Error, Limit, NoDeviceReason, Result, call_failed};
 use crate::shared_receive_queue::SharedReceiveQueue;
 
 /// A builder of queue pairs, returned by [`ProtectionDomain::queue_pair`].
@@ -172,7 +173,7 @@ impl QueuePairBuilder {
     ///
     /// Returns [`Error::InvalidRequest`] if no completion queue was set, [`Error::LimitExceeded`] if a completion queue
     /// has too few free entries or a limit of the device is exceeded, [`Error::NoDevice`] if the port doesn't have the
-    /// address or the GID index, and [`Error::Verb`] if the operation fails.
+    /// address or the GID index, and [`Error::CallFailed`] if the operation fails.
     pub fn create(self) -> Result<QueuePair> {
         let device = self.domain.device().clone();
         let (Some(send_cq), Some(recv_cq)) = (&self.send_cq, &self.recv_cq) else {
@@ -180,30 +181,24 @@ impl QueuePairBuilder {
             return Err(Error::InvalidRequest { reason: reason.into() });
         };
         let limits = [
-            ("send queue depth", self.send_depth, device.attributes().max_queue_depth),
-            ("receive queue depth", self.recv_depth, device.attributes().max_queue_depth),
-            ("number of segments per send request", self.send_segments, device.attributes().max_sge),
-            ("number of segments per receive request", self.recv_segments, device.attributes().max_sge),
+            (Limit::SendQueueDepth, self.send_depth, device.attributes().max_queue_depth),
+            (Limit::RecvQueueDepth, self.recv_depth, device.attributes().max_queue_depth),
+            (Limit::SendSegments, self.send_segments, device.attributes().max_sge),
+            (Limit::RecvSegments, self.recv_segments, device.attributes().max_sge),
         ];
-        for (quantity, requested, max) in limits {
+        for (limit, requested, max) in limits {
             if requested == 0 || requested > max {
-                let hint = "use a value from 1 to the maximum".into();
-                return Err(Error::LimitExceeded {
-                    quantity: quantity.into(),
-                    requested: requested.into(),
-                    max: max.into(),
-                    hint,
-                });
+                let (requested, max) = (requested.into(), max.into());
+                return Err(Error::LimitExceeded { limit, requested, max });
             }
         }
         let port = device.port(self.port)?;
         // The default index isn't checked here: the device rejects it if it is invalid.
         if self.pkey_index > 0 && self.pkey_index >= port.pkey_table_len {
             return Err(Error::LimitExceeded {
-                quantity: "P_Key index".into(),
+                limit: Limit::PkeyIndex,
                 requested: self.pkey_index.into(),
                 max: port.pkey_table_len.saturating_sub(1).into(),
-                hint: "use an index of the port's P_Key table: `Device::pkeys` returns it".into(),
             });
         }
         let gid = match (self.gid_index, port.link_layer) {
@@ -212,18 +207,19 @@ impl QueuePairBuilder {
                 let found =
                     gids.iter().find(|entry| entry.port == self.port && entry.index == u32::from(index));
                 found.cloned().ok_or_else(|| Error::NoDevice {
-                    reason: format!("port {} of {} has no GID with index {index}", self.port, device.name()),
-                    hint: "call `local_addr` instead, which selects the GID".into(),
+                    problem: format!("port {} of {} has no GID with index {index}", self.port, device.name())
+                        .into(),
+                    reason: NoDeviceReason::NoGid,
+                    available: Box::default(),
                 })?
             }
             (None, LinkLayer::InfiniBand) => device.gid_for(self.port, None)?,
             (None, _) => device.gid_for(self.port, self.address)?,
         };
         let gid_index = u8::try_from(gid.index).map_err(|_| Error::LimitExceeded {
-            quantity: "GID index".into(),
+            limit: Limit::GidIndex,
             requested: gid.index.into(),
             max: 255,
-            hint: "use one of the first 256 GIDs".into(),
         })?;
 
         // Entries are reserved before the queue pair exists, so that its completions always fit.
@@ -286,10 +282,7 @@ fn default_access(flush: FlushCapabilities) -> Access {
 /// nor a guessed one is accepted.
 pub(super) fn random_psn() -> Result<Psn> {
     let mut bytes = [0; 4];
-    getrandom::fill(&mut bytes).map_err(|error| Error::Verb {
-        action: "reading random bytes".into(),
-        error: std::io::Error::other(error),
-        hint: "".into(),
-    })?;
+    getrandom::fill(&mut bytes)
+        .map_err(|error| call_failed(Call::System, "reading random bytes", std::io::Error::other(error)))?;
     Ok(Psn::wrapping(u32::from_ne_bytes(bytes)))
 }

@@ -31,7 +31,7 @@ impl Datagram {
     /// # Errors
     ///
     /// Returns [`Error::InvalidRequest`] if the datagram has no IP header, [`Error::Unsupported`] on InfiniBand (the
-    /// sender must transmit its [endpoint](crate::Endpoint) instead), and [`Error::Verb`] if the operation fails.
+    /// sender must transmit its [endpoint](crate::Endpoint) instead), and [`Error::CallFailed`] if the operation fails.
     pub fn reply_destination(&self, queue_pair: &QueuePair, qkey: u32) -> Result<UdDestination> {
         let no_header = Error::InvalidRequest { reason: "the received datagram has no GRH".into() };
         let source = self.ip_header.ok_or(no_header)?.source();

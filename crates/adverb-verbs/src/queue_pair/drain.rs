@@ -13,7 +13,7 @@ use super::QueuePair;
 use crate::backend::{PostFailure, StateChange};
 use crate::completion_queue::Attached;
 use crate::deadline::Deadline;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, WithCauses};
 use crate::request::{Marker, Posting};
 
 impl QueuePair {
@@ -26,7 +26,7 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Timeout`] if requests are outstanding after `timeout`, and [`Error::Verb`] if the operation
+    /// Returns [`Error::Timeout`] if requests are outstanding after `timeout`, and [`Error::CallFailed`] if the operation
     /// fails.
     pub fn drain(&self, timeout: impl Into<Option<Duration>>) -> Result<()> {
         let timeout = timeout.into().unwrap_or(Duration::MAX);
@@ -35,7 +35,7 @@ impl QueuePair {
         // marker would be visible among them.
         let mut has_markers = self.transport != Transport::Ud && self.has_outstanding();
         if has_markers && let Err(error) = self.begin_drain() {
-            tracing::debug!(%error, "draining a queue pair without markers");
+            tracing::debug!(error = %WithCauses(&error), "draining a queue pair without markers");
             has_markers = false;
         }
         let deadline = Deadline::new(timeout);
@@ -108,7 +108,7 @@ impl QueuePair {
         // soft-RoCE flushes receives when the queue pair enters the error state, even if it is in that state already,
         // but not when they are posted.
         if is_posted && let Err(error) = self.backend.modify(&StateChange::Error) {
-            tracing::debug!(%error, "could not move a failed queue pair to the error state again");
+            tracing::debug!(error = %WithCauses(&error), "could not move a failed queue pair to the error state again");
         }
         Ok(())
     }

@@ -35,6 +35,7 @@ use state::StateCell;
 use crate::backend::{self, QueuePairLimits};
 use crate::completion_queue::{Attached, AttachedShared, CompletionQueue};
 use crate::device::ProtectionDomain;
+use crate::error::WithCauses;
 use crate::request::Completion;
 use crate::stats::QueuePairStats;
 
@@ -166,7 +167,7 @@ impl Drop for QueuePair {
             // subscriber may panic.
             let requests = left.len();
             std::mem::forget(left);
-            tracing::error!(%error, requests, "destroying a queue pair failed; its buffers are leaked");
+            tracing::error!(error = %WithCauses(&error), requests, "destroying a queue pair failed; its buffers are leaked");
         }
     }
 }

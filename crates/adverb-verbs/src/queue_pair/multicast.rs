@@ -3,12 +3,13 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use adverb_proto::explain::Call;
 use adverb_proto::types::{Gid, GidEntry, GidType, LinkLayer, Qpn, Transport};
 
 use super::QueuePair;
 use crate::backend;
 use crate::device::{Traffic, UdDestination};
-use crate::error::{Error, Result};
+use crate::error::{Error, Feature, Result, WithCauses, call_failed};
 use crate::logging::log_without_unwinding;
 
 /// The groups that a queue pair belongs to. Dropping the queue pair leaves them.
@@ -47,15 +48,14 @@ impl QueuePair {
     ///
     /// Returns [`Error::InvalidRequest`] if `group` isn't a multicast address of the queue pair's address family, or
     /// if the queue pair isn't a UD queue pair or is already a member; [`Error::Unsupported`] on InfiniBand, where
-    /// the subnet manager manages groups: see [`attach_multicast`](QueuePair::attach_multicast); and [`Error::Verb`]
+    /// the subnet manager manages groups: see [`attach_multicast`](QueuePair::attach_multicast); and [`Error::CallFailed`]
     /// if the network interface or the device rejects the membership.
     pub fn join_multicast(&self, group: IpAddr) -> Result<()> {
         let gid = self.group_gid(group)?;
         let ip = match &self.source.gid.netdev {
-            Some(netdev) => Some(join_ip(group, &self.source.gid, netdev).map_err(|error| Error::Verb {
-                action: format!("joining the multicast group {group} on {netdev}"),
-                error,
-                hint: "set the interface up, or raise net.ipv4.igmp_max_memberships".into(),
+            Some(netdev) => Some(join_ip(group, &self.source.gid, netdev).map_err(|error| {
+                let action = format!("joining the multicast group {group} on {netdev}");
+                call_failed(Call::Multicast, action, error)
             })?),
             // The interface may be in another network namespace, where another program must join the group.
             None => None,
@@ -67,7 +67,7 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::InvalidRequest`] if the queue pair isn't a member, and [`Error::Verb`] if the operation fails.
+    /// Returns [`Error::InvalidRequest`] if the queue pair isn't a member, and [`Error::CallFailed`] if the operation fails.
     pub fn leave_multicast(&self, group: IpAddr) -> Result<()> {
         self.detach_multicast(self.group_gid(group)?, 0)
     }
@@ -78,7 +78,7 @@ impl QueuePair {
     /// # Errors
     ///
     /// Returns [`Error::InvalidRequest`] if `group` isn't a multicast address of the queue pair's address family,
-    /// [`Error::Unsupported`] on InfiniBand, and [`Error::Verb`] if the operation fails.
+    /// [`Error::Unsupported`] on InfiniBand, and [`Error::CallFailed`] if the operation fails.
     pub fn multicast_destination(&self, group: IpAddr, qkey: u32) -> Result<UdDestination> {
         let address = self.route(self.group_gid(group)?, 0, Traffic::new())?;
         Ok(UdDestination { address_handle: address, qpn: Qpn::MULTICAST, qkey })
@@ -91,7 +91,7 @@ impl QueuePair {
     /// # Errors
     ///
     /// Returns [`Error::InvalidRequest`] if `group` isn't the GID of a multicast group, or if the queue pair isn't a
-    /// UD queue pair or is already attached, and [`Error::Verb`] if the operation fails.
+    /// UD queue pair or is already attached, and [`Error::CallFailed`] if the operation fails.
     pub fn attach_multicast(&self, group: Gid, lid: u16) -> Result<()> {
         self.attach(group, lid, None)
     }
@@ -100,7 +100,7 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::InvalidRequest`] if the queue pair isn't attached, and [`Error::Verb`] if the operation fails.
+    /// Returns [`Error::InvalidRequest`] if the queue pair isn't attached, and [`Error::CallFailed`] if the operation fails.
     pub fn detach_multicast(&self, group: Gid, lid: u16) -> Result<()> {
         let mut memberships = self.datagrams.memberships.lock();
         let is_same = |membership: &Membership| membership.group == group && membership.lid == lid;
@@ -137,10 +137,7 @@ impl QueuePair {
     /// that joined with the connection manager.
     fn group_gid(&self, group: IpAddr) -> Result<Gid> {
         if self.source.port.link_layer != LinkLayer::Ethernet {
-            return Err(Error::Unsupported {
-                feature: "joining a multicast group by IP address on InfiniBand".into(),
-                hint: "join the group at the subnet manager, and call `attach_multicast` with the GID and LID it returns".into(),
-            });
+            return Err(self.domain.unsupported(Feature::MulticastByIp));
         }
         let reject = |reason: String| Err(Error::InvalidRequest { reason: reason.into() });
         if !group.is_multicast() {
@@ -170,7 +167,9 @@ impl Memberships {
     pub(super) fn leave_all(&self, queue_pair: &backend::QueuePair) {
         for Membership { group, lid, .. } in self.lock().drain(..) {
             if let Err(error) = queue_pair.detach_multicast(group, lid) {
-                log_without_unwinding(|| tracing::error!(%error, %group, "leaving a multicast group failed"));
+                log_without_unwinding(
+                    || tracing::error!(error = %WithCauses(&error), %group, "leaving a multicast group failed"),
+                );
             }
         }
     }

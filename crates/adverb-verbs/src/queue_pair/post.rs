@@ -2,6 +2,7 @@
 
 use std::mem::ManuallyDrop;
 
+use adverb_proto::explain::Call;
 use adverb_proto::types as plain;
 use adverb_proto::types::{Answer, ExtendedOperation, QpState, Segment, SendFlags, SendOperation, Transport};
 use adverb_wire::GRH_LEN;
@@ -11,7 +12,7 @@ use super::QueuePair;
 use crate::backend::{self, PostErrno, PostFailure, SendList, opcode};
 use crate::completion_queue::Attached;
 use crate::device::UdDestination;
-use crate::error::{Error, Result};
+use crate::error::{DomainObject, Error, Feature, Limit, MessageLimit, Result, call_failed};
 use crate::memory::{Buffer, Payload, PayloadSegment};
 use crate::request::{
     self, Batch, InFlight, PostError, Posting, RecvRequest, RequestIds, Scratch, SendRequest,
@@ -45,7 +46,7 @@ impl QueuePair {
     /// Returns [`Error::QueueFull`] if the queue is full, [`Error::WrongState`] if the queue pair is not ready to send,
     /// [`Error::InvalidRequest`], [`Error::LimitExceeded`], [`Error::MessageTooLong`] or [`Error::ForeignDomain`] if
     /// the request is invalid for the queue pair, [`Error::Unsupported`] if the device doesn't support ATOMIC WRITE or
-    /// FLUSH, and [`Error::Verb`] if the operation fails. The error contains the request; see [`PostError`] for the
+    /// FLUSH, and [`Error::CallFailed`] if the operation fails. The error contains the request; see [`PostError`] for the
     /// exception.
     #[inline]
     pub fn post_send(&self, request: SendRequest) -> Result<RequestId, PostError<SendRequest>> {
@@ -214,7 +215,7 @@ impl QueuePair {
     ///
     /// Returns [`Error::QueueFull`] if the queue is full, [`Error::WrongState`] if the queue pair is in the reset or
     /// error state, [`Error::InvalidRequest`], [`Error::LimitExceeded`], [`Error::MessageTooLong`] or
-    /// [`Error::ForeignDomain`] if the request is invalid for the queue pair, and [`Error::Verb`] if the operation
+    /// [`Error::ForeignDomain`] if the request is invalid for the queue pair, and [`Error::CallFailed`] if the operation
     /// fails. The error contains the request; see [`PostError`] for the exception.
     #[inline]
     pub fn post_recv(&self, request: impl Into<RecvRequest>) -> Result<RequestId, PostError<RecvRequest>> {
@@ -291,7 +292,7 @@ impl QueuePair {
         }
         if segment.length > self.max_message_size {
             let (len, max) = (segment.length.into(), self.max_message_size.into());
-            return Err(Error::MessageTooLong { len, max, hint: MESSAGE_HINT }.into());
+            return Err(Error::MessageTooLong { len, max, limit: MessageLimit::QueuePair }.into());
         }
         let mut queue = self.send.lock();
         let mut batch = self.take_batch(&mut queue);
@@ -350,7 +351,7 @@ impl QueuePair {
         if *buffer.domain() == self.domain {
             return Ok(());
         }
-        Err(self.domain.foreign_domain_error("memory", buffer.domain(), self.name()))
+        Err(self.domain.foreign_domain_error(DomainObject::Memory, buffer.domain(), self.name()))
     }
 
     /// Returns the name of the queue pair in errors.
@@ -363,11 +364,7 @@ impl QueuePair {
     fn check_send_queue(&self, queue: &mut Posting, count: u32) -> Result<()> {
         let state = self.state.get();
         if state != QpState::ReadyToSend {
-            let hint = match state {
-                QpState::Error => "check earlier completions: the first failed one has the cause",
-                _ => "connect the queue pair first",
-            };
-            return Err(Error::WrongState { action: "posting a send request", state, hint });
+            return Err(Error::WrongState { action: "posting a send request", state });
         }
         if !queue.has_free_slots(count) {
             return Err(Error::QueueFull { queue: "send", depth: queue.depth() });
@@ -416,32 +413,32 @@ impl QueuePair {
         if !is_inline {
             self.domain.check_payload(&request.payload, || self.name())?;
         }
-        let (max, hint) =
-            if is_inline { (self.limits.inline, INLINE_HINT) } else { (self.max_message_size, MESSAGE_HINT) };
-        check_payload(&request.payload, self.limits.send_segments, max, hint)
+        let (max, limit) = if is_inline {
+            (self.limits.inline, MessageLimit::Inline)
+        } else {
+            (self.max_message_size, MessageLimit::QueuePair)
+        };
+        check_payload(&request.payload, self.limits.send_segments, max, limit)
     }
 
     /// Checks that the device and its driver support an ATOMIC WRITE or a FLUSH.
     #[cold]
     fn check_extended(&self, operation: ExtendedOperation) -> Result<()> {
         let device = self.domain.device();
-        let (is_supported, feature, hint) = match operation {
+        let (is_supported, feature) = match operation {
             ExtendedOperation::Flush(range) => (
                 device.attributes().flush.supports(range.placement()),
-                if range.persistent { "a FLUSH to persistence" } else { "FLUSH" },
-                if range.persistent { PERSISTENT_HINT } else { GLOBAL_HINT },
+                if range.persistent { Feature::FlushPersistent } else { Feature::FlushGlobal },
             ),
             ExtendedOperation::AtomicWrite { .. } => {
-                (device.attributes().has_atomic_write, "ATOMIC WRITE", ATOMIC_WRITE_HINT)
+                (device.attributes().has_atomic_write, Feature::AtomicWrite)
             }
         };
         if !is_supported {
-            let feature = format!("{feature} on {}", device.name()).into();
-            return Err(Error::Unsupported { feature, hint: hint.into() });
+            return Err(device.unsupported(feature));
         }
         if !self.backend.can_post(operation) {
-            let feature = format!("posting {feature} to {} with the installed rdma-core", device.name());
-            return Err(Error::Unsupported { feature: feature.into(), hint: RDMA_CORE_HINT.into() });
+            return Err(device.unsupported(Feature::ExtendedPost));
         }
         Ok(())
     }
@@ -482,8 +479,7 @@ impl QueuePair {
     fn check_recv_queue(&self, queue: &mut Posting, count: u32) -> Result<()> {
         let state = self.state.get();
         if matches!(state, QpState::Reset | QpState::Error) {
-            let hint = "move the queue pair to state init, ready to receive or ready to send first";
-            return Err(Error::WrongState { action: "posting a receive request", state, hint });
+            return Err(Error::WrongState { action: "posting a receive request", state });
         }
         if !queue.has_free_slots(count) {
             return Err(Error::QueueFull { queue: "receive", depth: queue.depth() });
@@ -508,7 +504,7 @@ impl QueuePair {
             );
             return Err(Error::InvalidRequest { reason: reason.into() });
         }
-        check_payload(&request.payload, self.limits.recv_segments, u32::MAX, RECV_HINT)
+        check_payload(&request.payload, self.limits.recv_segments, u32::MAX, MessageLimit::Recv)
     }
 
     /// Retracts a request on the fast path that the device rejected, and returns the error. The payload of `request` is
@@ -556,14 +552,7 @@ impl QueuePair {
     }
 
     pub(super) fn post_error(&self, action: &str, failure: PostFailure) -> Error {
-        let hint = match failure.posted_count {
-            None => {
-                "reset or destroy the queue pair to release the requests' buffers: the device does not report which requests it accepted"
-            }
-            Some(_) => "",
-        };
-        let action = format!("{action} to queue pair {}", self.qpn());
-        Error::Verb { action, error: failure.error, hint: hint.into() }
+        call_failed(Call::Post, format!("{action} to queue pair {}", self.qpn()), failure.error)
     }
 }
 
@@ -600,45 +589,19 @@ fn shared_queue_error() -> Error {
     Error::InvalidRequest { reason: reason.into() }
 }
 
-/// The hint of a message that exceeds the queue pair's maximum.
-const MESSAGE_HINT: &str = "split the message: `QueuePair::max_message_size` returns the maximum";
-
-/// The hint of inline data that exceeds the queue pair's maximum.
-const INLINE_HINT: &str =
-    "send the message without `inline`, or create the queue pair with a larger `max_inline_data`";
-
-/// The hint of an ATOMIC WRITE on a device without it.
-const ATOMIC_WRITE_HINT: &str =
-    "use `compare_swap`, or a WRITE if no reader depends on the word being written as a whole";
-
-/// The hint of a FLUSH to global visibility on a device without it.
-const GLOBAL_HINT: &str =
-    "post a READ of the written memory instead: it completes after the earlier writes to that memory";
-
-/// The hint of a FLUSH to persistence on a device without it.
-const PERSISTENT_HINT: &str = "send a message to the peer's program, and let it persist the bytes";
-
-/// The hint of an operation that the device supports and the installed rdma-core doesn't.
-const RDMA_CORE_HINT: &str = "update rdma-core: ATOMIC WRITE requires version 44, FLUSH version 45, and the device's \
-                              provider must support it";
-
-/// The hint of a receive request whose buffers are too long in total.
-const RECV_HINT: &str = "post shorter buffers: a receive request takes less than 4 GiB";
-
 #[inline]
-fn check_payload(payload: &Payload, segments: u32, max: u32, hint: &'static str) -> Result<()> {
+fn check_payload(payload: &Payload, segments: u32, max: u32, limit: MessageLimit) -> Result<()> {
     let pieces = payload.segments();
     if pieces.len() > segments as usize {
         return Err(Error::LimitExceeded {
-            quantity: "number of segments in a request".into(),
+            limit: Limit::Segments,
             requested: pieces.len() as u64,
             max: segments.into(),
-            hint: "use fewer segments, or create the queue pair with a larger `max_sge`".into(),
         });
     }
     let len = payload.len() as u64;
     if len > u64::from(max) {
-        return Err(Error::MessageTooLong { len, max: max.into(), hint });
+        return Err(Error::MessageTooLong { len, max: max.into(), limit });
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`](crate::Error::Verb) if the query fails.
+    /// Returns [`Error::CallFailed`](crate::Error::CallFailed) if the query fails.
     pub fn query(&self) -> Result<QueuePairAttributes> {
         let mut attributes = self.backend.query()?;
         if self.transport == Transport::Ud {

@@ -29,13 +29,14 @@
 
 use std::fmt;
 
+use adverb_proto::explain::Call;
 use adverb_proto::types::{self as plain, Destination, Failure, Qpn};
 
 use super::QueuePair;
 use crate::backend::{self, PostErrno, PostFailure, RawCompletion};
 use crate::completion_queue::CompletionQueue;
 use crate::device::UdDestination;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, call_failed};
 use crate::request::{Success, public_outcome};
 use crate::shared_receive_queue::SharedReceiveQueue;
 
@@ -49,7 +50,7 @@ impl SendList {
     /// Adds a request. Its completion has the given `id`.
     #[inline]
     pub fn add(&mut self, id: u64, operation: SendOperation, flags: SendFlags, segments: &[Segment]) {
-        self.0.add(&plain::SendRequest {
+        self.0.add_raw(&plain::SendRequest {
             wr_id: id,
             tag: id,
             operation: operation.into(),
@@ -76,7 +77,7 @@ impl SendList {
     ) {
         let handle = destination.address_handle.backend();
         let destination = Some(Destination { handle, qpn: destination.qpn, qkey: destination.qkey });
-        self.0.add(&plain::SendRequest {
+        self.0.add_raw(&plain::SendRequest {
             wr_id: id,
             tag: id,
             operation: operation.into(),
@@ -195,7 +196,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the device can't be polled.
+    /// Returns [`Error::CallFailed`] if the device can't be polled.
     #[inline]
     pub fn poll_raw(&self, completions: &mut Completions) -> Result<usize> {
         let polled = self.backend().poll(&mut completions.slots);
@@ -252,7 +253,7 @@ impl Completion<'_> {
     }
 }
 
-/// The error of posting raw requests.
+/// The error of posting raw requests. `Display` and [`source`](std::error::Error::source) are those of the cause.
 #[derive(Debug)]
 pub struct RawPostError {
     /// The cause.
@@ -266,8 +267,7 @@ impl RawPostError {
     #[cold]
     fn new(errno: PostErrno, posted_count: Option<usize>) -> RawPostError {
         let PostFailure { error, posted_count } = PostFailure::new(errno, posted_count);
-        let action = "posting raw requests".to_owned();
-        RawPostError { error: Error::Verb { action, error, hint: "".into() }, posted_count }
+        RawPostError { error: call_failed(Call::Post, "posting raw requests", error), posted_count }
     }
 }
 
@@ -277,7 +277,11 @@ impl fmt::Display for RawPostError {
     }
 }
 
-impl std::error::Error for RawPostError {}
+impl std::error::Error for RawPostError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
 
 impl From<RawPostError> for Error {
     fn from(error: RawPostError) -> Error {

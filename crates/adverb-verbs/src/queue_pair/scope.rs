@@ -11,7 +11,7 @@ use super::QueuePair;
 use super::post::BorrowedPostError;
 use crate::completion_queue::Attached;
 use crate::deadline::Deadline;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, WithCauses};
 use crate::memory::{Buffer, Payload};
 use crate::request::Success;
 use crate::request_id::RequestId;
@@ -201,7 +201,7 @@ impl<'scope> Scope<'scope, '_> {
                 drop(left);
             }
             Err(error) => {
-                tracing::error!(%error, "destroying a queue pair failed; its requests may still access borrowed memory");
+                tracing::error!(error = %WithCauses(&error), "destroying a queue pair failed; its requests may still access borrowed memory");
                 drop(abort);
             }
         }

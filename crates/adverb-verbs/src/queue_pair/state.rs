@@ -2,13 +2,14 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use adverb_proto::types::{Access, Endpoint, Psn, QpState, Transport};
+use adverb_proto::explain::Call;
+use adverb_proto::types::{Access, Endpoint, Gid, Psn, QpState, Transport};
 
 use super::builder::random_psn;
 use super::{ConnectOptions, QueuePair, Receives};
 use crate::backend::{Init, PeerEnd, ReadyToReceive, ReadyToSend, StateChange};
 use crate::completion_queue::Attached;
-use crate::error::{Error, Result};
+use crate::error::{Error, Limit, Result, call_failed};
 use crate::memory::Payload;
 
 /// A [`QpState`] that is read by every post.
@@ -61,7 +62,7 @@ impl QueuePair {
     /// # Errors
     ///
     /// Returns [`Error::WrongState`] if the queue pair is already connected, [`Error::InvalidRequest`] if it is a UD
-    /// queue pair, and [`Error::Verb`] if the operation fails. The hint names the addresses of both ends.
+    /// queue pair, and [`Error::CallFailed`] if the operation fails. The message names the addresses of both ends.
     pub fn connect(&self, remote: &Endpoint) -> Result<()> {
         self.connect_with(remote, &ConnectOptions::default())
     }
@@ -79,17 +80,15 @@ impl QueuePair {
         }
         let state = self.state.get();
         if state != QpState::Init {
-            let hint = "call `reset` before connecting the queue pair again";
-            return Err(Error::WrongState { action: "connecting a queue pair", state, hint });
+            return Err(Error::WrongState { action: "connecting a queue pair", state });
         }
         let common = remote.common_mtu(self.source.port.active_mtu);
         let mtu = options.mtu.unwrap_or(common);
         if mtu > common {
             return Err(Error::LimitExceeded {
-                quantity: "MTU of the connection".into(),
+                limit: Limit::Mtu,
                 requested: mtu.bytes().into(),
                 max: common.bytes().into(),
-                hint: "use an MTU that both ports support".into(),
             });
         }
         let attributes = self.domain.device().attributes();
@@ -122,7 +121,7 @@ impl QueuePair {
     /// # Errors
     ///
     /// Returns [`Error::InvalidRequest`] if it is not a UD queue pair, [`Error::WrongState`] if it is already ready
-    /// to send, and [`Error::Verb`] if the operation fails.
+    /// to send, and [`Error::CallFailed`] if the operation fails.
     pub fn move_to_rts(&self) -> Result<()> {
         if self.transport != Transport::Ud {
             let reason = "only a UD queue pair can be ready to send without a peer: call `connect`";
@@ -130,8 +129,7 @@ impl QueuePair {
         }
         let state = self.state.get();
         if state != QpState::Init {
-            let hint = "call `reset` first";
-            return Err(Error::WrongState { action: "moving a UD queue pair to ready to send", state, hint });
+            return Err(Error::WrongState { action: "moving a UD queue pair to ready to send", state });
         }
         self.change(&StateChange::ReadyToReceive(ReadyToReceive {
             transport: self.transport,
@@ -151,7 +149,7 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the query fails.
+    /// Returns [`Error::CallFailed`] if the query fails.
     pub fn state(&self) -> Result<QpState> {
         let state = self.backend.state()?;
         self.state.set(state);
@@ -166,13 +164,12 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::WrongState`] if the queue pair is not ready to send, and [`Error::Verb`] if the operation
+    /// Returns [`Error::WrongState`] if the queue pair is not ready to send, and [`Error::CallFailed`] if the operation
     /// fails.
     pub fn modify_access(&self, access: Access) -> Result<()> {
         let state = self.state.get();
         if state != QpState::ReadyToSend {
-            let hint = "connect the queue pair first; `QueuePairBuilder::access` sets the initial access";
-            return Err(Error::WrongState { action: "modifying the peer's access", state, hint });
+            return Err(Error::WrongState { action: "modifying the peer's access", state });
         }
         self.change(&StateChange::Access(access))
     }
@@ -181,7 +178,7 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the operation fails.
+    /// Returns [`Error::CallFailed`] if the operation fails.
     pub fn move_to_error(&self) -> Result<()> {
         self.change(&StateChange::Error)
     }
@@ -192,7 +189,7 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Verb`] if the operation fails.
+    /// Returns [`Error::CallFailed`] if the operation fails.
     pub fn reset(&self) -> Result<Vec<Payload>> {
         // No thread can post meanwhile, so the outstanding requests are those that the device drops.
         let _posting_locks = (self.send.lock(), self.recv.own().map(Attached::lock));
@@ -242,31 +239,34 @@ impl QueuePair {
             StateChange::Error => QpState::Error,
         };
         self.state.set(to);
+        match change {
+            StateChange::ReadyToReceive(ReadyToReceive { connection: Some(peer), .. }) => {
+                self.set_peer(Some(peer.address.gid));
+            }
+            StateChange::Reset => self.set_peer(None),
+            _ => {}
+        }
         self.record_change(change, from, to);
         Ok(())
     }
 
-    /// Adds a hint about the addresses to the error of a failed connect.
+    /// Sets the peer that the errors of failed requests contain.
+    fn set_peer(&self, peer: Option<Gid>) {
+        self.send.set_peer(peer);
+        self.recv.own().into_iter().for_each(|recv| recv.set_peer(peer));
+    }
+
+    /// Adds the addresses of both ends to the error of a failed connect.
     fn explain_connect(&self, error: Error, remote: &Endpoint) -> Error {
-        let Error::Verb { action, error, .. } = error else { return error };
+        let Error::CallFailed { source, .. } = error else { return error };
         let (local_gid, remote_gid) = (self.source.gid.gid, remote.gid);
-        let hint = if local_gid.is_link_local() != remote_gid.is_link_local()
-            || local_gid.udp_addr().is_ipv4() != remote_gid.udp_addr().is_ipv4()
-        {
-            format!(
-                "use a local address of the same kind as the peer's (`QueuePairBuilder::local_addr`): GID {} of {} is {local_gid}, \
-                 the peer's is {remote_gid}",
-                self.source.gid_index,
-                self.domain.device().name()
-            )
-        } else {
-            format!(
-                "check that a route leads from {} to {}",
-                local_gid.udp_addr().ip(),
-                remote_gid.udp_addr().ip()
-            )
-        };
-        Error::Verb { action, error, hint: hint.into() }
+        let action = format!(
+            "connecting queue pair {} of {} from {local_gid} (GID {}) to {remote_gid}",
+            self.qpn(),
+            self.domain.device().name(),
+            self.source.gid_index
+        );
+        call_failed(Call::ResolvePeer, action, source)
     }
 
     /// Completes the receives that the queue pair took from a shared receive queue, before the queue pair is destroyed.

@@ -3,7 +3,7 @@
 use adverb_proto::types::{Access, SendFlags, SendOperation, Transport};
 
 use super::QueuePair;
-use crate::error::{Error, Result};
+use crate::error::{DomainObject, Error, Result};
 use crate::memory::{MemoryWindow, RegionSlice};
 use crate::request::SendRequest;
 
@@ -21,7 +21,11 @@ impl QueuePair {
         }
         let shared = window.shared();
         if *shared.domain() != self.domain {
-            return Err(self.domain.foreign_domain_error("memory window", shared.domain(), self.name()));
+            return Err(self.domain.foreign_domain_error(
+                DomainObject::MemoryWindow,
+                shared.domain(),
+                self.name(),
+            ));
         }
         match request.operation {
             SendOperation::BindWindow(bind) => {
@@ -30,7 +34,11 @@ impl QueuePair {
                     return reject("the bind request has no memory slice");
                 };
                 if *slice.domain() != self.domain {
-                    return Err(self.domain.foreign_domain_error("memory", slice.domain(), self.name()));
+                    return Err(self.domain.foreign_domain_error(
+                        DomainObject::Memory,
+                        slice.domain(),
+                        self.name(),
+                    ));
                 }
                 if let Some(reason) = invalid_reason(slice, bind.access) {
                     return reject(reason);

@@ -72,6 +72,7 @@ impl Completion {
 
     /// Returns the operation and the length of a successful request, or the failure. A failure contains neither
     /// operation nor length, because devices leave them undefined.
+    #[inline]
     pub fn outcome(&self) -> std::result::Result<Success, Failure> {
         public_outcome(self.plain_outcome())
     }
@@ -119,9 +120,16 @@ impl Completion {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::RequestFailed`], with the status and a hint, if the request failed.
+    /// Returns [`Error::RequestFailed`], with the status and the address of the peer, if the request failed. The
+    /// address is `None` for datagrams, for requests of shared receive queues, and for completions with a
+    /// [timestamp](Completion::timestamp).
+    #[inline]
     pub fn result(&self) -> Result<Success> {
-        self.outcome().map_err(|failure| Error::RequestFailed { failure })
+        let failed = |failure| Error::RequestFailed {
+            failure,
+            peer: self.outcome.peer().map(|peer| peer.udp_addr().ip()),
+        };
+        self.outcome().map_err(failed)
     }
 
     /// Returns the payload of the request.

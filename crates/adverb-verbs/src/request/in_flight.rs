@@ -9,7 +9,7 @@
 //! request from earlier requests in the slot.
 
 use adverb_proto::trace::Queue;
-use adverb_proto::types::{Qpn, SendFlags};
+use adverb_proto::types::{Gid, Qpn, SendFlags};
 
 use super::completion::Completion;
 use super::ring::{Consumer, Producer, ring};
@@ -72,6 +72,8 @@ pub(crate) struct Completing {
     pub(crate) kind: Queue,
     /// The queue pair, once it exists.
     pub(crate) qpn: Option<Qpn>,
+    /// The peer, while the queue pair is connected.
+    pub(crate) peer: Option<Gid>,
     pub(crate) marker: Marker,
 }
 
@@ -108,7 +110,8 @@ pub(crate) fn queue(
         recorder,
     };
     let stats = CompletingStats::default();
-    let completing = Completing { ring: consumer, id_base, stats, kind, qpn: None, marker: Marker::Absent };
+    let completing =
+        Completing { ring: consumer, id_base, stats, kind, qpn: None, peer: None, marker: Marker::Absent };
     (posting, completing)
 }
 
@@ -274,8 +277,13 @@ impl Completing {
     fn complete_oldest(&mut self, outcome: Option<RawOutcome>, out: &mut Vec<Completion>) {
         let id = RequestId(self.id_base | u64::from(self.ring.oldest()));
         let Some(InFlight { payload, tag, opcode, address_handle: _ }) = self.ring.pop() else { return };
-        let outcome = outcome.unwrap_or(RawOutcome::implied(opcode));
+        let mut outcome = outcome.unwrap_or(RawOutcome::implied(opcode));
         self.stats.count(&outcome);
+        if outcome.status != 0
+            && let Some(peer) = self.peer
+        {
+            outcome.store_peer(peer);
+        }
         out.push(Completion { id, tag, payload, outcome });
     }
 }

@@ -379,7 +379,9 @@ impl From<PoolBuf> for RecvRequest {
 ///
 /// If a device fails without reporting how many requests it accepted, all of them count as posted: the error doesn't
 /// contain them, and their memory is freed when the queue pair is destroyed. (Linux soft-RoCE, for example, may execute
-/// a request whose posting failed.)
+/// a request whose posting failed.) [`QueuePair::reset`](crate::QueuePair::reset) returns their memory earlier.
+///
+/// `Display` and [`source`](std::error::Error::source) are those of the cause.
 pub struct PostError<R> {
     /// The cause.
     pub error: Error,
@@ -400,7 +402,11 @@ impl<R> fmt::Display for PostError<R> {
     }
 }
 
-impl<R> std::error::Error for PostError<R> {}
+impl<R> std::error::Error for PostError<R> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
 
 /// Drops the requests and keeps the cause.
 impl<R> From<PostError<R>> for Error {

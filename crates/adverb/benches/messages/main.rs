@@ -43,7 +43,7 @@ fn main() -> Result<()> {
 }
 
 fn device() -> Result<Device> {
-    SoftDevice::loopback().open()
+    Ok(SoftDevice::loopback().open()?)
 }
 
 /// Only the operations that a connection needs for a message: a pool buffer, a WRITE with immediate data, a receive

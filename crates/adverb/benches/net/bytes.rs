@@ -22,8 +22,7 @@ pub(crate) fn run_client(peer: &mut Peer, work: Work) -> Outcome {
 pub(crate) fn run_stream_client(peer: &mut Peer, device: &str, work: Work) -> Outcome {
     let (options, address) = (options(device)?, peer.receive_line()?);
     runtime()?.block_on(async {
-        let connection = net::Connector::new().options(&options).connect(address).await?;
-        write(connection.into_stream(), work).await
+        write(net::Connector::new().options(&options).connect_stream(address).await?, work).await
     })
 }
 
@@ -76,7 +75,7 @@ pub(crate) fn serve_stream(device: &str, work: Work) -> Outcome<Duration> {
     runtime()?.block_on(async {
         let listener = net::Listener::builder().options(&options(device)?).bind(address(device)?).await?;
         peer::send_line(&listener.local_addr().to_string());
-        read(listener.accept().await?.into_stream(), work).await
+        read(listener.accept_stream().await?, work).await
     })
 }
 

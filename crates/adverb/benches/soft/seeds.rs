@@ -120,7 +120,7 @@ fn notifications(sleeper: Side, remote: &RemoteMemory) -> Outcome {
     let mut times = Vec::with_capacity(WAKEUPS);
     let (memory, queue_pair, completions) = (&sleeper.memory, &sleeper.queue_pairs[0], &sleeper.completions);
     std::thread::scope(|scope| -> Outcome {
-        let waiter = scope.spawn(move || -> adverb::Result<()> {
+        let waiter = scope.spawn(move || -> adverb::verbs::Result<()> {
             let mut done = Vec::new();
             let mut count = 0;
             while count < WAKEUPS {

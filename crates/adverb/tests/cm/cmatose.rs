@@ -17,13 +17,13 @@ struct Side {
 }
 
 impl Side {
-    fn new(path: &Path) -> adverb::Result<(QueuePair, Side)> {
+    fn new(path: &Path) -> adverb::verbs::Result<(QueuePair, Side)> {
         let device = path.device()?;
         let domain = device.create_protection_domain()?;
         let completions = device.completion_queue(64).events().create()?;
         let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).depth(16, 16).create()?;
         let post = |_| Ok(queue_pair.post_recv(domain.buffer(LEN)?)?);
-        let receiving = (0..MESSAGES).map(post).collect::<adverb::Result<_>>()?;
+        let receiving = (0..MESSAGES).map(post).collect::<adverb::verbs::Result<_>>()?;
         Ok((queue_pair, Side { domain, completions, receiving }))
     }
 

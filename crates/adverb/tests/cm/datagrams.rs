@@ -63,7 +63,7 @@ fn listen(address: IpAddr) -> (DatagramListener, SocketAddr) {
 fn spawn_resolve(
     connector: Connector,
     peer: SocketAddr,
-) -> thread::JoinHandle<adverb::Result<DatagramService>> {
+) -> thread::JoinHandle<adverb::verbs::Result<DatagramService>> {
     thread::spawn(move || connector.timeout(TIMEOUT).resolve_service(peer))
 }
 
@@ -127,7 +127,7 @@ fn resolving_a_service_without_a_listener_is_rejected() {
     drop(listener);
     let error = spawn_resolve(Connector::new(), peer).join().unwrap().unwrap_err();
     assert!(matches!(error, Error::CmRejected { reason: RejectReason::InvalidServiceId, .. }), "{error}");
-    assert!(error.to_string().contains("no program on the host listens on it"), "{error}");
+    assert!(error.hint().unwrap().contains("no program on the host listens on it"), "{error}");
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn resolving_a_service_times_out_if_the_listener_doesnt_accept() {
     let connector = Connector::new().timeout(timeout);
     let (error, _) = fail_at_deadline(timeout, || connector.resolve_service(peer).unwrap_err());
     assert!(
-        matches!(&error, Error::Unreachable { error, .. } if error.kind() == ErrorKind::TimedOut),
+        matches!(&error, Error::Unreachable { source, .. } if source.kind() == ErrorKind::TimedOut),
         "{error}"
     );
     assert!(error.to_string().contains("resolving the service ID"), "{error}");

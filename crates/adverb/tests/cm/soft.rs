@@ -97,7 +97,7 @@ fn a_wildcard_listener_accepts_on_every_open_device() {
     assert!(matches!(error, Error::CmRejected { reason: RejectReason::InvalidServiceId, .. }), "{error}");
     // The port is in use on one of the devices.
     let error = Listener::bind(SocketAddr::new(addresses[1], v4.local_addr().port())).unwrap_err();
-    assert!(error.to_string().contains("use another port: this one is taken"), "{error}");
+    assert!(error.hint().unwrap().contains("use another port: this one is taken"), "{error}");
 }
 
 #[test]

@@ -18,7 +18,7 @@ unsafe impl Memory for Borrowed<'_> {
     }
 }
 
-fn register(domain: &ProtectionDomain, bytes: &mut [u8]) -> adverb::Result<MemoryRegion> {
+fn register(domain: &ProtectionDomain, bytes: &mut [u8]) -> adverb::verbs::Result<MemoryRegion> {
     domain.register(Borrowed(bytes), Access::LOCAL_WRITE)
 }
 

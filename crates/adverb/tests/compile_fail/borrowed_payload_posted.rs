@@ -2,7 +2,7 @@
 
 use adverb::verbs::{Completion, QueuePair, SendRequest};
 
-fn post_borrowed(queue_pair: &QueuePair, completion: &Completion) -> adverb::Result<()> {
+fn post_borrowed(queue_pair: &QueuePair, completion: &Completion) -> adverb::verbs::Result<()> {
     queue_pair.post_send(SendRequest::send(*completion.payload()))?;
     Ok(())
 }

@@ -3,7 +3,7 @@
 use adverb::memory::Buffer;
 use adverb::verbs::{QueuePair, SendRequest};
 
-fn free(queue_pair: &QueuePair, buffer: Buffer) -> adverb::Result<()> {
+fn free(queue_pair: &QueuePair, buffer: Buffer) -> adverb::verbs::Result<()> {
     queue_pair.post_send(SendRequest::send(buffer))?;
     drop(buffer);
     Ok(())

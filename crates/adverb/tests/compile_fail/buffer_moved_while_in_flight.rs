@@ -3,7 +3,7 @@
 use adverb::memory::Buffer;
 use adverb::verbs::{QueuePair, SendRequest};
 
-fn give_away(queue_pair: &QueuePair, buffer: Buffer) -> adverb::Result<std::thread::JoinHandle<usize>> {
+fn give_away(queue_pair: &QueuePair, buffer: Buffer) -> adverb::verbs::Result<std::thread::JoinHandle<usize>> {
     queue_pair.post_send(SendRequest::send(buffer))?;
     Ok(std::thread::spawn(move || buffer.len()))
 }

@@ -3,7 +3,7 @@
 use adverb::memory::Buffer;
 use adverb::verbs::{QueuePair, SendRequest};
 
-fn post_twice(queue_pair: &QueuePair, buffer: Buffer) -> adverb::Result<()> {
+fn post_twice(queue_pair: &QueuePair, buffer: Buffer) -> adverb::verbs::Result<()> {
     queue_pair.post_recv(buffer)?;
     queue_pair.post_send(SendRequest::send(buffer))?;
     Ok(())

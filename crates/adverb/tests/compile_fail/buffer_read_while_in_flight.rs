@@ -3,7 +3,7 @@
 use adverb::memory::Buffer;
 use adverb::verbs::QueuePair;
 
-fn read(queue_pair: &QueuePair, buffer: Buffer) -> adverb::Result<u8> {
+fn read(queue_pair: &QueuePair, buffer: Buffer) -> adverb::verbs::Result<u8> {
     queue_pair.post_recv(buffer)?;
     Ok(buffer[0])
 }

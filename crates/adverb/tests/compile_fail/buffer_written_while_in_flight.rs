@@ -3,7 +3,7 @@
 use adverb::memory::Buffer;
 use adverb::verbs::{QueuePair, SendRequest};
 
-fn write(queue_pair: &QueuePair, mut buffer: Buffer) -> adverb::Result<()> {
+fn write(queue_pair: &QueuePair, mut buffer: Buffer) -> adverb::verbs::Result<()> {
     queue_pair.post_send(SendRequest::send(buffer))?;
     buffer[0] = 1;
     Ok(())

@@ -7,7 +7,7 @@ use adverb::verbs::QueuePair;
 
 fn main() {}
 
-fn misuse(queue_pair: &mut QueuePair, table: RemoteMemory) -> adverb::Result<()> {
+fn misuse(queue_pair: &mut QueuePair, table: RemoteMemory) -> adverb::verbs::Result<()> {
     let domain = queue_pair.protection_domain().clone();
     queue_pair.scope(Duration::MAX, |scope| {
         let buffer = domain.buffer(64).unwrap();

@@ -7,7 +7,7 @@ use adverb::verbs::QueuePair;
 
 fn main() {}
 
-fn misuse(queue_pair: &mut QueuePair, mut buffer: Buffer, table: RemoteMemory) -> adverb::Result<u8> {
+fn misuse(queue_pair: &mut QueuePair, mut buffer: Buffer, table: RemoteMemory) -> adverb::verbs::Result<u8> {
     queue_pair.scope(Duration::MAX, |scope| {
         scope.read(&mut buffer, table.at(0)).unwrap();
         buffer[0]

@@ -2,7 +2,7 @@
 
 use adverb::verbs::{Completion, QueuePair};
 
-fn repost(queue_pair: &QueuePair, completion: Completion) -> adverb::Result<usize> {
+fn repost(queue_pair: &QueuePair, completion: Completion) -> adverb::verbs::Result<usize> {
     let message = completion.into_message()?;
     let text = std::str::from_utf8(&message).unwrap_or_default();
     queue_pair.post_recv(message)?;

@@ -3,7 +3,7 @@
 use adverb::memory::Buffer;
 use adverb::verbs::{QueuePair, SendRequest};
 
-fn keep(queue_pair: &QueuePair, mut buffer: Buffer) -> adverb::Result<()> {
+fn keep(queue_pair: &QueuePair, mut buffer: Buffer) -> adverb::verbs::Result<()> {
     let bytes: &mut [u8] = &mut buffer;
     queue_pair.post_send(SendRequest::send(buffer))?;
     bytes.fill(0);

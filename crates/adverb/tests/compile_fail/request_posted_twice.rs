@@ -2,7 +2,7 @@
 
 use adverb::verbs::{QueuePair, SendRequest};
 
-fn post_twice(queue_pair: &QueuePair, request: SendRequest) -> adverb::Result<()> {
+fn post_twice(queue_pair: &QueuePair, request: SendRequest) -> adverb::verbs::Result<()> {
     queue_pair.post_send(request)?;
     queue_pair.post_send(request)?;
     Ok(())

@@ -3,7 +3,7 @@
 use adverb::memory::Buffer;
 use adverb::verbs::QueuePair;
 
-fn keep(queue_pair: &QueuePair, buffer: Buffer) -> adverb::Result<u8> {
+fn keep(queue_pair: &QueuePair, buffer: Buffer) -> adverb::verbs::Result<u8> {
     let bytes: &[u8] = &buffer;
     queue_pair.post_recv(buffer)?;
     Ok(bytes[0])

@@ -3,7 +3,7 @@
 use adverb::memory::MemoryRegion;
 use adverb::verbs::{Access, ProtectionDomain};
 
-fn register(domain: &ProtectionDomain) -> adverb::Result<MemoryRegion> {
+fn register(domain: &ProtectionDomain) -> adverb::verbs::Result<MemoryRegion> {
     domain.register(vec![0u8; 4096], Access::LOCAL_WRITE)
 }
 

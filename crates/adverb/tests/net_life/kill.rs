@@ -3,8 +3,8 @@
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
-use adverb::Error;
 use adverb::net::blocking::{Connection, Connector};
+use adverb::net::{ConnectionError, RecvError, SendErrorKind};
 
 use crate::child::{Process, listen, options};
 use crate::connections::device;
@@ -18,17 +18,17 @@ const DETECTION_TIMEOUT: Duration = Duration::from_secs(10);
 const CONCURRENT_KILLS: usize = 10;
 
 /// Sends short and long messages until the connection fails. Returns their number.
-pub(crate) fn send_all(connection: &Connection, messages: &Messages) -> (usize, Error) {
+pub(crate) fn send_all(connection: &Connection, messages: &Messages) -> (usize, SendErrorKind) {
     for number in 0.. {
         if let Err(failure) = connection.send(messages.message(number, len(number))) {
-            return (number, failure.error);
+            return (number, failure.kind);
         }
     }
     unreachable!("the loop has no end")
 }
 
 /// Receives the messages of [`send_all`], and checks them, until the connection fails. Returns their number.
-pub(crate) fn recv_all(connection: &Connection, messages: &Messages) -> (usize, Error) {
+pub(crate) fn recv_all(connection: &Connection, messages: &Messages) -> (usize, RecvError) {
     for number in 0.. {
         match connection.recv() {
             Ok(Some(message)) => {
@@ -66,10 +66,14 @@ fn kill_one(delay: Duration, listens: bool, messages: &Messages) -> (Duration, u
         let killed = Instant::now();
         let ((sent, failure), (received, other)) = (sending.join().unwrap(), receiving.join().unwrap());
         let detected = killed.elapsed();
+        let (SendErrorKind::ConnectionLost(failure), RecvError::ConnectionLost(other)) = (failure, other)
+        else {
+            panic!("after {sent} and {received} messages, the connection works")
+        };
         for error in [failure, other] {
             assert!(
-                matches!(error, Error::Disconnected { .. }),
-                "after {sent} and {received} messages: {error}"
+                matches!(error, ConnectionError::PeerLost { .. }),
+                "after {sent} and {received} messages: {error:?}"
             );
         }
         assert!(detected < DETECTION_TIMEOUT, "the failure was detected after {detected:?}");

@@ -11,7 +11,7 @@ use std::thread::scope;
 
 use adverb::net::Options;
 
-use cases::{AnyListener, CASES, End, Role};
+use cases::{AnyListener, CASES, Opening, Role};
 use connections::device;
 
 /// Runs a case in this process with every combination of APIs, on the software NIC or the device that `ADVERB_DEVICE`
@@ -26,9 +26,9 @@ fn run_in_process(name: &str) {
         println!("{client} with {server}");
         let listener = AnyListener::bind(server, &options(Role::Server), address).unwrap();
         scope(|scope| {
-            scope.spawn(|| case.run(Role::Server, listener.accept().unwrap()));
-            let end = End::connect(client, &options(Role::Client), listener.address()).unwrap();
-            case.run(Role::Client, end);
+            scope.spawn(|| case.run(Role::Server, &Opening::Accept(&listener)));
+            let options = options(Role::Client);
+            case.run(Role::Client, &Opening::Connect(client, &options, listener.address()));
         });
     }
 }

@@ -38,7 +38,7 @@ const MODES: &[Mode] = &[
 /// Ways to send messages on a connection, and the allowed number of instructions beyond a WRITE of the same length
 /// between queue pairs of the same software NIC, with pool buffers at both ends. Messages sent by `feed` share a WRITE,
 /// so they take fewer instructions than one.
-const MESSAGES: &[(&str, i64)] = &[("send", 1700), ("feed", -3800)];
+const MESSAGES: &[(&str, i64)] = &[("send", 1650), ("feed", -3750)];
 
 struct Mode {
     name: &'static str,

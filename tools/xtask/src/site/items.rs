@@ -14,7 +14,8 @@ const KINDS: &[&str] = &["struct", "enum", "trait", "fn", "type", "constant", "m
 const MEMBERS: &[&str] =
     &["method", "tymethod", "variant", "structfield", "associatedconstant", "associatedtype"];
 
-/// Modules whose items the crate's root exports again: `adverb::Error` is documented as `adverb::verbs::Error`.
+/// Modules whose items the crate's root exports again: `adverb::ConnectError` is documented as
+/// `adverb::net::ConnectError`.
 const EXPORTED: &[&str] = &["verbs", "net"];
 
 /// The documented items of the crate `adverb`.
@@ -125,7 +126,7 @@ pub(super) mod tests {
             ("net/blocking/struct.Connection.html", r#"<section id="method.send"></section>"#),
             ("net/blocking/fn.connect.html", ""),
             ("verbs/index.html", ""),
-            ("verbs/enum.Error.html", r#"<section id="variant.Disconnected"></section>"#),
+            ("net/enum.ConnectError.html", r#"<section id="variant.Refused"></section>"#),
         ];
         for (file, text) in files {
             let file = directory.join("adverb").join(file);
@@ -144,16 +145,16 @@ pub(super) mod tests {
             ("net::blocking::connect", "net/blocking/fn.connect.html"),
             ("net::blocking::Connection", "net/blocking/struct.Connection.html"),
             ("net::blocking::Connection::send", "net/blocking/struct.Connection.html#method.send"),
-            ("Error::Disconnected", "verbs/enum.Error.html#variant.Disconnected"),
+            ("ConnectError::Refused", "net/enum.ConnectError.html#variant.Refused"),
         ] {
             let url = items.url(item).unwrap();
             assert_eq!(url, format!("https://docs.rs/adverb/1.2.3/adverb/{path}"));
             assert!(items.check(&url).unwrap());
         }
-        for absent in ["net::Connection", "net::blocking::Connection::recv", "Error::Disconnected::peer"] {
+        for absent in ["net::Connection", "net::blocking::Connection::recv", "ConnectError::Refused::peer"] {
             assert!(items.url(absent).is_err(), "{absent}");
         }
-        for absent in ["net/struct.Connection.html", "verbs/enum.Error.html#variant.Gone"] {
+        for absent in ["net/struct.Connection.html", "net/enum.ConnectError.html#variant.Gone"] {
             assert!(
                 items.check(&format!("https://docs.rs/adverb/1.2.3/adverb/{absent}")).is_err(),
                 "{absent}"

@@ -257,14 +257,14 @@ mod tests {
 
     #[test]
     fn links_to_items_and_chapters_become_links_of_the_site() {
-        let text = "[sends](crate::net::blocking::Connection::send), [`one_sided`](crate::manual::one_sided#limits), [`E`].\n\n[`E`]: crate::Error\n";
+        let text = "[sends](crate::net::blocking::Connection::send), [`one_sided`](crate::manual::one_sided#limits), [`E`].\n\n[`E`]: crate::ConnectError\n";
         let docs = "https://docs.rs/adverb/0.1.0/adverb";
         assert_eq!(
             translate(text).unwrap(),
             format!(
                 "[sends]({docs}/net/blocking/struct.Connection.html#method.send), \
                  [One-sided access to memory](one_sided.md#limits), [`E`].\n\n\
-                 [`E`]: {docs}/verbs/enum.Error.html\n"
+                 [`E`]: {docs}/net/enum.ConnectError.html\n"
             )
         );
     }

@@ -10,7 +10,7 @@ use super::*;
 
 const PEER: PeerId = PeerId(0);
 
-fn pair(config: Config) -> (Rpc, Rpc) {
+fn pair(config: RpcConfig) -> (Rpc, Rpc) {
     let [mut a, mut b] = [config; 2].map(|config| Rpc::new(config, 2).unwrap());
     for rpc in [&mut a, &mut b] {
         rpc.open(PEER, 1).unwrap();
@@ -117,7 +117,7 @@ fn a_message_is_split_into_its_frames() {
 
 #[test]
 fn frames_with_an_impossible_length_are_refused() {
-    let (mut a, _) = pair(Config::default());
+    let (mut a, _) = pair(RpcConfig::default());
     let id = WireId { index: 1, generation: 1 };
     let valid = message(Header::Reply { id }, b"data");
     // The last frame may have its length.
@@ -138,7 +138,7 @@ fn frames_with_an_impossible_length_are_refused() {
 
 #[test]
 fn replies_arrive_in_any_order() {
-    let (mut a, mut b) = pair(Config::default());
+    let (mut a, mut b) = pair(RpcConfig::default());
     let (first, request) = call(&mut a, b"first");
     let first_request = receive(&mut b, &request);
     let (second, request) = call(&mut a, b"second");
@@ -155,7 +155,7 @@ fn replies_arrive_in_any_order() {
 
 #[test]
 fn cancelled_calls_count_until_the_cancellation_is_sent() {
-    let (mut a, mut b) = pair(Config { max_calls: 2, max_requests: 2 });
+    let (mut a, mut b) = pair(RpcConfig { max_calls: 2, max_requests: 2 });
     let (first, request) = call(&mut a, b"");
     let first_request = receive(&mut b, &request);
     let (_, request) = call(&mut a, b"");
@@ -176,7 +176,7 @@ fn cancelled_calls_count_until_the_cancellation_is_sent() {
 
 #[test]
 fn deadlines_expire_in_order() {
-    let (mut a, mut b) = pair(Config::default());
+    let (mut a, mut b) = pair(RpcConfig::default());
     let mut start = |timeout: u64| {
         let timeout = Some(Duration::from_micros(timeout));
         a.call(PEER, 1, timeout, Time::ZERO).unwrap()
@@ -204,7 +204,7 @@ fn deadlines_expire_in_order() {
 
 #[test]
 fn a_session_end_ends_calls_and_requests() {
-    let (mut a, mut b) = pair(Config::default());
+    let (mut a, mut b) = pair(RpcConfig::default());
     let timeout = Some(Duration::from_micros(5));
     let (with_timeout, _) = a.call(PEER, 1, timeout, Time::ZERO).unwrap();
     let (cancelled, _) = call(&mut a, b"");
@@ -233,7 +233,7 @@ fn a_session_end_ends_calls_and_requests() {
 
 #[test]
 fn a_peer_that_restarts_uses_its_ids_again() {
-    let (mut a, mut b) = pair(Config::default());
+    let (mut a, mut b) = pair(RpcConfig::default());
     let first = receive(&mut b, &call(&mut a, b"").1);
     let reply = b.answer(first).unwrap().to_bytes();
     a.handle_message(PEER, &reply);
@@ -242,7 +242,7 @@ fn a_peer_that_restarts_uses_its_ids_again() {
     assert_eq!(b.poll_ended(PEER), None);
     b.open(PEER, 2).unwrap();
 
-    let (mut a, _) = pair(Config::default());
+    let (mut a, _) = pair(RpcConfig::default());
     let first = receive(&mut b, &call(&mut a, b"").1);
     let reply = b.answer(first).unwrap().to_bytes();
     a.handle_message(PEER, &reply);
@@ -256,7 +256,7 @@ fn a_peer_that_restarts_uses_its_ids_again() {
 
 #[test]
 fn answers_wait_for_credits() {
-    let (mut a, mut b) = pair(Config::default());
+    let (mut a, mut b) = pair(RpcConfig::default());
     let calls = [&b"reply"[..], b"failure", b"cancelled"].map(|data| {
         let (call, request) = call(&mut a, data);
         (call, receive(&mut b, &request))
@@ -282,8 +282,8 @@ fn answers_wait_for_credits() {
 
 #[test]
 fn excess_requests_are_refused() {
-    let (mut a, _) = pair(Config { max_calls: 4, max_requests: 4 });
-    let (_, mut b) = pair(Config { max_calls: 4, max_requests: 2 });
+    let (mut a, _) = pair(RpcConfig { max_calls: 4, max_requests: 4 });
+    let (_, mut b) = pair(RpcConfig { max_calls: 4, max_requests: 2 });
     let calls: Vec<_> = (0..4).map(|_| call(&mut a, b"")).collect();
     for (index, (_, request)) in calls.iter().enumerate() {
         let incoming = b.handle_message(PEER, request);
@@ -302,7 +302,7 @@ fn excess_requests_are_refused() {
 
 #[test]
 fn hostile_peers_affect_only_themselves() {
-    let (mut a, mut b) = pair(Config { max_calls: 4, max_requests: 4 });
+    let (mut a, mut b) = pair(RpcConfig { max_calls: 4, max_requests: 4 });
     let (answered, request) = call(&mut a, b"data");
     let hostile = PeerId(1);
     let id = answered.id;
@@ -337,7 +337,7 @@ fn hostile_peers_affect_only_themselves() {
 
 #[test]
 fn a_peer_without_credits_occupies_bounded_memory() {
-    let (_, mut b) = pair(Config { max_calls: 4, max_requests: 4 });
+    let (_, mut b) = pair(RpcConfig { max_calls: 4, max_requests: 4 });
     // A peer sends, and cancels, requests that are answered but whose answers can't be sent.
     for generation in 1..=1000u32 {
         for index in 0..8 {
@@ -367,7 +367,7 @@ fn a_peer_without_credits_occupies_bounded_memory() {
 
 #[test]
 fn withdrawn_calls_leave_nothing() {
-    let (mut a, _) = pair(Config { max_calls: 1, max_requests: 1 });
+    let (mut a, _) = pair(RpcConfig { max_calls: 1, max_requests: 1 });
     for _ in 0..3 {
         let (call, _) = a.call(PEER, 1, Some(Duration::from_secs(1)), Time::ZERO).unwrap();
         a.withdraw(call);
@@ -378,9 +378,9 @@ fn withdrawn_calls_leave_nothing() {
 
 #[test]
 fn limits_are_checked() {
-    let config = Config { max_calls: 0, max_requests: 1 };
+    let config = RpcConfig { max_calls: 0, max_requests: 1 };
     assert!(matches!(Rpc::new(config, 1), Err(ConfigError::OutOfRange { field: "max_calls", .. })));
-    let config = Config { max_calls: 1, max_requests: crate::MAX_COUNT + 1 };
+    let config = RpcConfig { max_calls: 1, max_requests: crate::MAX_COUNT + 1 };
     assert!(matches!(Rpc::new(config, 1), Err(ConfigError::OutOfRange { field: "max_requests", .. })));
-    assert!(matches!(Rpc::new(Config::default(), 70_000), Err(ConfigError::TooManyPeers { .. })));
+    assert!(matches!(Rpc::new(RpcConfig::default(), 70_000), Err(ConfigError::TooManyPeers { .. })));
 }

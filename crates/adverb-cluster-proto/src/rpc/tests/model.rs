@@ -118,7 +118,7 @@ struct Node {
 }
 
 struct World {
-    config: Config,
+    config: RpcConfig,
     nodes: [Node; 2],
     now: Time,
     serial: u32,
@@ -128,7 +128,7 @@ struct World {
 }
 
 impl World {
-    fn new(config: Config) -> World {
+    fn new(config: RpcConfig) -> World {
         let node = || {
             let mut rpc = Rpc::new(config, 2).unwrap();
             rpc.open(PEER, 1).unwrap();
@@ -328,7 +328,7 @@ impl World {
             assert_eq!(rpc.pending_request_count(PEER), pending);
             assert!(outstanding <= usize::from(self.config.max_calls));
             assert!(pending <= usize::from(self.config.max_requests));
-            let Counters { calls, answered_calls, expired_calls, cancelled_calls, lost_calls, .. } =
+            let RpcCounters { calls, answered_calls, expired_calls, cancelled_calls, lost_calls, .. } =
                 *rpc.counters();
             let ended = answered_calls + expired_calls + cancelled_calls + lost_calls;
             assert_eq!(calls, ended + outstanding as u64);
@@ -381,8 +381,8 @@ impl GetMut for Index {
     }
 }
 
-fn config() -> impl Strategy<Value = Config> {
-    (1..6u16, 1..6u16).prop_map(|(max_calls, max_requests)| Config { max_calls, max_requests })
+fn config() -> impl Strategy<Value = RpcConfig> {
+    (1..6u16, 1..6u16).prop_map(|(max_calls, max_requests)| RpcConfig { max_calls, max_requests })
 }
 
 proptest! {

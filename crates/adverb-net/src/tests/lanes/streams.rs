@@ -44,7 +44,7 @@ fn streams_of_threads_lose_and_duplicate_no_byte() {
             scope.spawn(|| listener.accept().map(drop));
             let _stop = Stop(&listener);
             let sides = [left, right].map(|connection| {
-                let (mut reader, mut writer) = connection.into_stream().into_split();
+                let (mut reader, mut writer) = crate::blocking::Stream::new(connection).into_split();
                 let writing = scope.spawn(move || {
                     let (mut number, mut at) = (0, 0);
                     while !is_over.load(Ordering::Relaxed) {
@@ -174,7 +174,8 @@ async fn streams_of_tasks_lose_and_duplicate_no_byte() {
             })
         };
         let done = AtomicUsize::new(0);
-        let [left, right] = [left, right].map(|side| write_and_read(side.into_stream(), &is_over, &done));
+        let [left, right] =
+            [left, right].map(|side| write_and_read(crate::Stream::new(side), &is_over, &done));
         let ((left_wrote, left_read), (right_wrote, right_read)) = tokio::select! {
             counts = async { tokio::join!(left, right) } => counts,
             _ = listener.accept() => panic!("no other peer connects"),

@@ -4,11 +4,12 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use adverb_proto::explain::Call;
 use adverb_sys::{self as sys, ibv_ah, ibv_ah_attr};
 
-use super::{ProtectionDomain, check, verb_error};
+use super::{ProtectionDomain, check};
 use crate::backend::Address;
-use crate::error::Result;
+use crate::error::{Result, WithCauses, call_failed};
 
 pub(crate) struct AddressHandle {
     domain: Arc<ProtectionDomain>,
@@ -30,7 +31,8 @@ impl AddressHandle {
         let handle = unsafe { domain.device.library.ibv_create_ah(domain.handle.as_ptr(), &mut attr) };
         let action =
             || format!("creating an address handle for {} on {}", address.gid.ip(), domain.device.name);
-        let handle = NonNull::new(handle).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
+        let handle = NonNull::new(handle)
+            .ok_or_else(|| call_failed(Call::ResolvePeer, action(), io::Error::last_os_error()))?;
         Ok(AddressHandle { domain: Arc::clone(domain), handle })
     }
 
@@ -46,8 +48,8 @@ impl Drop for AddressHandle {
             // SAFETY: the handle is destroyed once, and no request uses it any more, because requests hold it until
             // they complete.
             let code = unsafe { self.domain.device.library.ibv_destroy_ah(self.handle.as_ptr()) };
-            if let Err(error) = check(code, || "destroying an address handle".to_owned()) {
-                tracing::error!(%error, "destroying an address handle failed");
+            if let Err(error) = check(Call::Destroy, code, || "destroying an address handle".to_owned()) {
+                tracing::error!(error = %WithCauses(&error), "destroying an address handle failed");
             }
         }
     }

@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
+use adverb_proto::explain::Call;
 use adverb_proto::types::ArmFor;
 use adverb_sys::{self as sys, ibv_comp_channel, ibv_cq, ibv_wc};
 
 use super::extended_completion_queue::Extended;
-use super::{Device, check, set_nonblocking, verb_error};
+use super::{Device, check, set_nonblocking};
 use crate::backend::{self, CompletionQueueKind, RawCompletion, RawOutcome, flag, opcode};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, WithCauses, call_failed};
 
 pub(crate) struct CompletionQueue {
     pub(super) device: Arc<Device>,
@@ -84,7 +85,7 @@ impl CompletionQueue {
     #[cold]
     pub(super) fn poll_error(&self, code: libc::c_int) -> Error {
         let error = io::Error::from_raw_os_error(code.abs());
-        verb_error(error, format!("polling a completion queue on {}", self.device.name))
+        call_failed(Call::Poll, format!("polling a completion queue on {}", self.device.name), error)
     }
 
     /// Translates the flag that soft-RoCE sets if a message invalidated a key. Soft-RoCE writes completions directly to the
@@ -104,7 +105,7 @@ impl CompletionQueue {
         let solicited_only = arm_for == ArmFor::Solicited;
         // SAFETY: the queue exists.
         let code = unsafe { sys::ibv_req_notify_cq(self.handle.as_ptr(), solicited_only.into()) };
-        check(code, || format!("arming a completion queue on {}", self.device.name))
+        check(Call::Poll, code, || format!("arming a completion queue on {}", self.device.name))
     }
 
     pub(in crate::backend) fn has_events(&self) -> bool {
@@ -148,8 +149,8 @@ impl Drop for CompletionQueue {
         }
         // SAFETY: the queue is destroyed once, and the queue pairs that used it are destroyed, because they hold it.
         let code = unsafe { self.device.library.ibv_destroy_cq(self.handle.as_ptr()) };
-        if let Err(error) = check(code, || "destroying a completion queue".to_owned()) {
-            tracing::error!(%error, "destroying a completion queue failed");
+        if let Err(error) = check(Call::Destroy, code, || "destroying a completion queue".to_owned()) {
+            tracing::error!(error = %WithCauses(&error), "destroying a completion queue failed");
         }
         if let Some(channel) = &self.channel {
             channel.destroy(&self.device);
@@ -175,7 +176,7 @@ unsafe fn create(
     let handle = unsafe { device.library.ibv_create_cq(context, cqe, std::ptr::null_mut(), channel, vector) };
     let create_error = || {
         let action = format!("creating a completion queue of depth {depth} on {}", device.name);
-        verb_error(io::Error::last_os_error(), action)
+        call_failed(Call::Create, action, io::Error::last_os_error())
     };
     NonNull::new(handle).ok_or_else(create_error)
 }
@@ -192,10 +193,8 @@ impl Channel {
         // SAFETY: the context is open.
         let handle = unsafe { device.library.ibv_create_comp_channel(device.context.as_ptr()) };
         let error = || {
-            verb_error(
-                io::Error::last_os_error(),
-                format!("creating a completion channel on {}", device.name),
-            )
+            let action = format!("creating a completion channel on {}", device.name);
+            call_failed(Call::Create, action, io::Error::last_os_error())
         };
         let handle = NonNull::new(handle).ok_or_else(error)?;
         Ok(Channel { handle, is_nonblocking: AtomicBool::new(false) })
@@ -231,7 +230,7 @@ impl Channel {
             let error = io::Error::last_os_error();
             return match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(false),
-                _ => Err(verb_error(error, "reading an event of a completion queue".to_owned())),
+                _ => Err(call_failed(Call::Poll, "reading an event of a completion queue", error)),
             };
         }
         // The event is acknowledged at once, because a queue with an unacknowledged event can't be destroyed.
@@ -244,8 +243,8 @@ impl Channel {
     fn destroy(&self, device: &Device) {
         // SAFETY: this is called once, by the owner of the channel, before the owner is dropped.
         let code = unsafe { device.library.ibv_destroy_comp_channel(self.handle.as_ptr()) };
-        if let Err(error) = check(code, || "destroying a completion channel".to_owned()) {
-            tracing::error!(%error, "destroying a completion channel failed");
+        if let Err(error) = check(Call::Destroy, code, || "destroying a completion channel".to_owned()) {
+            tracing::error!(error = %WithCauses(&error), "destroying a completion channel failed");
         }
     }
 }
@@ -265,7 +264,7 @@ pub(super) fn wait_readable(fd: libc::c_int, timeout: Option<Duration>) -> Resul
             let error = io::Error::last_os_error();
             match error.kind() {
                 io::ErrorKind::Interrupted => Ok(false),
-                _ => Err(verb_error(error, "waiting for an event".to_owned())),
+                _ => Err(call_failed(Call::Poll, "waiting for an event", error)),
             }
         }
     }

@@ -2,10 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
+use adverb_proto::explain::Call;
 use adverb_sys as sys;
 
-use super::{CompletionQueue, check};
-use crate::error::{Error, Result};
+use super::{CompletionQueue, check, unsupported};
+use crate::error::{Feature, Result};
 
 impl CompletionQueue {
     pub(in crate::backend) fn resize(&self, depth: u32) -> Result<()> {
@@ -14,10 +15,8 @@ impl CompletionQueue {
         // SAFETY: the queue exists.
         let code = unsafe { device.library.ibv_resize_cq(self.handle.as_ptr(), cqe) };
         let action = || format!("resizing a completion queue on {} to depth {depth}", device.name);
-        check(code, action).map_err(|error| {
-            let hint = "create a completion queue of the right depth, and new queue pairs that use it";
-            unsupported(error, || format!("resizing completion queues on {}", device.name), hint)
-        })?;
+        check(Call::Create, code, action)
+            .map_err(|error| unsupported(error, Feature::Resize, &device.name))?;
         self.depth.store(depth, Ordering::Release);
         Ok(())
     }
@@ -29,23 +28,8 @@ impl CompletionQueue {
         attr.moderate = sys::ibv_moderate_cq { cq_count: count, cq_period: period };
         // SAFETY: the queue exists, and the attributes can be read.
         let code = unsafe { sys::ibv_modify_cq(self.handle.as_ptr(), &mut attr) };
-        check(code, || format!("setting the moderation of a completion queue on {}", device.name)).map_err(
-            |error| {
-                let hint = "poll for a while after each event instead, as `Poller` does";
-                unsupported(error, || format!("completion event moderation on {}", device.name), hint)
-            },
-        )
-    }
-}
-
-/// Converts an error to [`Error::Unsupported`] if its number means that the operation isn't supported.
-fn unsupported(error: Error, feature: impl FnOnce() -> String, hint: &'static str) -> Error {
-    match &error {
-        Error::Verb { error: cause, .. }
-            if matches!(cause.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS)) =>
-        {
-            Error::Unsupported { feature: feature().into(), hint: hint.into() }
-        }
-        _ => error,
+        let action = || format!("setting the moderation of a completion queue on {}", device.name);
+        check(Call::Create, code, action)
+            .map_err(|error| unsupported(error, Feature::Moderation, &device.name))
     }
 }

@@ -22,10 +22,10 @@ use adverb_sys::{
 
 use self::address::RawAddress;
 use super::completion_queue::wait_readable;
-use super::{check, verb_error};
+use super::{check, not_installed};
 use crate::backend::connection_manager::{Parameters, Path, Purpose};
 use crate::backend::{Address, PeerEnd, ReadyToSend};
-use crate::error::{Error, Result, errno_hint};
+use crate::error::{Result, WithCauses, call_failed};
 
 pub(crate) struct Identifier {
     library: &'static RdmaCm,
@@ -56,12 +56,10 @@ impl Identifier {
             let channel = channel.handle.as_ptr();
             library.rdma_create_id(channel, &mut handle, std::ptr::null_mut(), port_space)
         };
-        check(code, || "creating a connection manager ID".to_owned())?;
+        check(Call::CmChannel, code, || "creating a connection manager ID".to_owned())?;
         let handle = NonNull::new(handle).ok_or_else(|| {
-            verb_error(
-                io::Error::from(io::ErrorKind::OutOfMemory),
-                "creating a connection manager ID".to_owned(),
-            )
+            let error = io::Error::from(io::ErrorKind::OutOfMemory);
+            call_failed(Call::CmChannel, "creating a connection manager ID", error)
         })?;
         Ok(Identifier { library, handle, purpose, channel })
     }
@@ -79,7 +77,8 @@ impl Identifier {
         let moved = Channel::new(library).and_then(|channel| {
             // SAFETY: both objects exist. The call doesn't wait, because no event of the identifier is unacknowledged.
             let code = unsafe { library.rdma_migrate_id(handle.as_ptr(), channel.handle.as_ptr()) };
-            check(code, || "moving a connect request to its event channel".to_owned()).map(|()| channel)
+            check(Call::CmChannel, code, || "moving a connect request to its event channel".to_owned())
+                .map(|()| channel)
         });
         match moved {
             Ok(channel) => Ok(Identifier { library, handle, purpose, channel }),
@@ -104,7 +103,7 @@ impl Identifier {
     pub(in crate::backend) fn reuse_addr(&self) -> Result<()> {
         let mut yes: libc::c_int = 1;
         let code = self.set_option(sys::RDMA_OPTION_ID_REUSEADDR, &mut yes);
-        check(code, || "setting the reuse-address option".to_owned())
+        check(Call::CmAddress, code, || "setting the reuse-address option".to_owned())
     }
 
     pub(in crate::backend) fn set_ack_timeout(&self, mut code: u8) {
@@ -118,7 +117,7 @@ impl Identifier {
 
     pub(in crate::backend) fn set_traffic_class(&self, mut traffic_class: u8) -> Result<()> {
         let code = self.set_option(sys::RDMA_OPTION_ID_TOS, &mut traffic_class);
-        check(code, || format!("setting the traffic class {traffic_class:#04x}"))
+        check(Call::CmAddress, code, || format!("setting the traffic class {traffic_class:#04x}"))
     }
 
     /// Sets an option to a value of the option's type, which is a plain number.
@@ -132,14 +131,14 @@ impl Identifier {
         let mut raw = RawAddress::from(address);
         // SAFETY: the identifier exists, and the address has the size of its family.
         let code = unsafe { self.library.rdma_bind_addr(self.id(), raw.as_mut_ptr()) };
-        check(code, || format!("binding to {address}")).map_err(|error| with_hint(error, Call::CmAddress))
+        check(Call::CmAddress, code, || format!("binding to {address}"))
     }
 
     pub(in crate::backend) fn listen(&self, backlog: u32) -> Result<()> {
         let backlog = libc::c_int::try_from(backlog).unwrap_or(libc::c_int::MAX);
         // SAFETY: the identifier exists.
         let code = unsafe { self.library.rdma_listen(self.id(), backlog) };
-        check(code, || "listening".to_owned()).map_err(|error| with_hint(error, Call::CmAddress))
+        check(Call::CmAddress, code, || "listening".to_owned())
     }
 
     pub(in crate::backend) fn resolve_address(
@@ -155,14 +154,13 @@ impl Identifier {
         let code = unsafe {
             self.library.rdma_resolve_addr(self.id(), local, raw_peer.as_mut_ptr(), milliseconds(timeout))
         };
-        check(code, || format!("resolving the address {peer}"))
-            .map_err(|error| with_hint(error, Call::CmAddress))
+        check(Call::CmAddress, code, || format!("resolving the address {peer}"))
     }
 
     pub(in crate::backend) fn resolve_route(&self, timeout: Duration) -> Result<()> {
         // SAFETY: the identifier exists.
         let code = unsafe { self.library.rdma_resolve_route(self.id(), milliseconds(timeout)) };
-        check(code, || "resolving the route".to_owned())
+        check(Call::CmAddress, code, || "resolving the route".to_owned())
     }
 
     pub(in crate::backend) fn local_addr(&self) -> Option<SocketAddr> {
@@ -178,10 +176,9 @@ impl Identifier {
     pub(in crate::backend) fn path(&self) -> Result<Path> {
         let no_device_error = || {
             let error = io::Error::from_raw_os_error(libc::ENODEV);
-            verb_error(error, "querying the device of a connection".to_owned())
+            call_failed(Call::CmAddress, "querying the device of a connection", error)
         };
-        let verbs = Ibverbs::load()
-            .map_err(|error| Error::NotInstalled { reason: error.to_string(), hint: error.hint().into() })?;
+        let verbs = Ibverbs::load().map_err(not_installed)?;
         let id = self.id();
         // SAFETY: the identifier exists, and the fields are plain values.
         let (context, port, gid) =
@@ -231,7 +228,7 @@ impl Identifier {
         // SAFETY: the identifier exists, and both values may be written.
         let code = unsafe { self.library.rdma_init_qp_attr(self.id(), &mut attr, &mut mask) };
         let action = || "querying the connection manager for queue pair attributes".to_owned();
-        check(code, action).map_err(|error| with_hint(error, Call::CmAttributes))?;
+        check(Call::CmAttributes, code, action)?;
         Ok(attr)
     }
 
@@ -239,50 +236,47 @@ impl Identifier {
         let mut raw = encode_params(parameters);
         // SAFETY: the identifier exists, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_connect(self.id(), &mut raw) };
-        check(code, || "sending the connect request".to_owned())
+        check(Call::CmConnect, code, || "sending the connect request".to_owned())
     }
 
     pub(in crate::backend) fn accept(&self, parameters: &Parameters<'_>) -> Result<()> {
         let mut raw = encode_params(parameters);
         // SAFETY: the identifier exists, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_accept(self.id(), &mut raw) };
-        check(code, || "accepting a connect request".to_owned())
-            .map_err(|error| with_hint(error, Call::CmAccept))
+        check(Call::CmAccept, code, || "accepting a connect request".to_owned())
     }
 
     pub(in crate::backend) fn resolve_service(&self, private_data: &[u8]) -> Result<()> {
         let mut raw = encode_sidr_params(Qpn::truncate(0), private_data);
         // SAFETY: the identifier exists, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_connect(self.id(), &mut raw) };
-        check(code, || "sending the service ID resolution request".to_owned())
+        check(Call::CmConnect, code, || "sending the service ID resolution request".to_owned())
     }
 
     pub(in crate::backend) fn accept_query(&self, qpn: Qpn, private_data: &[u8]) -> Result<()> {
         let mut raw = encode_sidr_params(qpn, private_data);
         // SAFETY: the identifier exists, and the parameters and the private data can be read.
         let code = unsafe { self.library.rdma_accept(self.id(), &mut raw) };
-        check(code, || "answering the service ID resolution request".to_owned())
-            .map_err(|error| with_hint(error, Call::CmAccept))
+        check(Call::CmAccept, code, || "answering the service ID resolution request".to_owned())
     }
 
     pub(in crate::backend) fn reject(&self, private_data: &[u8]) -> Result<()> {
         let len = short_len(private_data);
         // SAFETY: the identifier exists, and the private data can be read.
         let code = unsafe { self.library.rdma_reject(self.id(), private_data.as_ptr().cast(), len) };
-        check(code, || "rejecting a request".to_owned()).map_err(|error| with_hint(error, Call::CmAccept))
+        check(Call::CmAccept, code, || "rejecting a request".to_owned())
     }
 
     pub(in crate::backend) fn establish(&self) -> Result<()> {
         // SAFETY: the identifier exists.
         let code = unsafe { self.library.rdma_establish(self.id()) };
-        check(code, || "establishing the connection".to_owned())
-            .map_err(|error| with_hint(error, Call::CmAccept))
+        check(Call::CmAccept, code, || "establishing the connection".to_owned())
     }
 
     pub(in crate::backend) fn disconnect(&self) -> Result<()> {
         // SAFETY: the identifier exists.
         let code = unsafe { self.library.rdma_disconnect(self.id()) };
-        check(code, || "disconnecting".to_owned())
+        check(Call::CmConnect, code, || "disconnecting".to_owned())
     }
 
     fn id(&self) -> *mut rdma_cm_id {
@@ -298,8 +292,8 @@ impl Drop for Identifier {
         // SAFETY: the identifier is destroyed once, before its channel. The call doesn't wait, because events are
         // acknowledged when they are read. No queue pair was created on the identifier.
         let code = unsafe { self.library.rdma_destroy_id(self.id()) };
-        if let Err(error) = check(code, || "destroying a connection manager ID".to_owned()) {
-            tracing::error!(%error, "destroying a connection manager ID failed");
+        if let Err(error) = check(Call::Destroy, code, || "destroying a connection manager ID".to_owned()) {
+            tracing::error!(error = %WithCauses(&error), "destroying a connection manager ID failed");
             // The library would still use the channel.
             self.channel.leaked = true;
         }
@@ -319,10 +313,8 @@ impl Channel {
     fn new(library: &'static RdmaCm) -> Result<Channel> {
         // SAFETY: the function has no requirements.
         let handle = unsafe { library.rdma_create_event_channel() };
-        let create_error = |error| {
-            let error = verb_error(error, "creating a connection manager event channel".to_owned());
-            with_hint(error, Call::CmChannel)
-        };
+        let create_error =
+            |error| call_failed(Call::CmChannel, "creating a connection manager event channel", error);
         let Some(handle) = NonNull::new(handle) else { return Err(create_error(io::Error::last_os_error())) };
         let channel = Channel { library, handle, owner: std::process::id(), leaked: false };
         let fd = channel.fd();
@@ -357,8 +349,7 @@ impl Drop for Channel {
 
 /// Returns the library, or the error of loading it.
 fn library() -> Result<&'static RdmaCm> {
-    RdmaCm::load()
-        .map_err(|error| Error::NotInstalled { reason: error.to_string(), hint: error.hint().into() })
+    RdmaCm::load().map_err(not_installed)
 }
 
 /// Encodes parameters in the library's format, which borrows the private data.
@@ -408,18 +399,4 @@ fn short_len(private_data: &[u8]) -> u8 {
 /// Converts a timeout to milliseconds, rounded up. The result is at least 1: with 0, the kernel wouldn't wait.
 fn milliseconds(timeout: Duration) -> libc::c_int {
     libc::c_int::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX).max(1)
-}
-
-/// Replaces the hint of an error with the hint for this group of calls, if there is one.
-fn with_hint(error: Error, call: Call) -> Error {
-    match error {
-        Error::Verb { action, error, hint: before } => {
-            let hint = match errno_hint(error.raw_os_error(), call) {
-                "" => before,
-                hint => hint.into(),
-            };
-            Error::Verb { action, error, hint }
-        }
-        other => other,
-    }
 }

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use adverb_proto::explain::Call;
+
 use super::Device;
-use crate::error::{Error, Result};
+use crate::error::{Result, call_failed};
 
 impl Device {
     /// Reads the counters of a port: the driver's own counters, and those of the InfiniBand specification, if there are
@@ -14,10 +16,12 @@ impl Device {
         // Names of devices contain no slashes, because the kernel uses them as names of directories.
         let directory =
             Path::new("/sys/class/infiniband").join(&self.name).join("ports").join(port.to_string());
-        read_counters(&directory).map_err(|error| Error::Verb {
-            action: format!("reading the counters of port {port} of {}", self.name),
-            error,
-            hint: "make /sys/class/infiniband available: the kernel shows the counters there, and a container may lack it".into(),
+        read_counters(&directory).map_err(|error| {
+            call_failed(
+                Call::Counters,
+                format!("reading the counters of port {port} of {}", self.name),
+                error,
+            )
         })
     }
 }

@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use adverb_proto::explain::Call;
 use adverb_proto::trace::{RecorderOptions, Recording, StopCause};
 use adverb_proto::types::{
     DeviceAttributes, DeviceInfo, FlushCapabilities, Gid, GidEntry, GidType, LinkLayer, ModerationLimits,
@@ -14,8 +15,8 @@ use adverb_proto::types::{
 use adverb_sys::{self as sys, Ibverbs, ibv_context, ibv_device};
 
 use super::registration::memlock_limit;
-use super::{check, set_nonblocking, verb_error};
-use crate::error::{Error, Result};
+use super::{check, not_installed, set_nonblocking};
+use crate::error::{Error, Feature, NoDeviceReason, Result, WithCauses, call_failed};
 use crate::recorder::{DeviceRecorder, StopSignal};
 
 pub(crate) struct Device {
@@ -53,17 +54,14 @@ impl Device {
         let found = list.iter().find(|(_, info)| info.name == name);
         let Some((device, info)) = found else {
             let names: Vec<String> = list.iter().map(|(_, info)| info.name).collect();
-            let hint = match names.len() {
-                0 => "load the device's driver: no RDMA devices exist".to_owned(),
-                _ => format!("use one of these: {}", names.join(", ")),
-            };
-            return Err(Error::NoDevice { reason: format!("no RDMA device is named {name}"), hint });
-        };
-        if let Some(reason) = info.unsupported_reason {
-            return Err(Error::Unsupported {
-                feature: format!("RDMA device {name}").into(),
-                hint: reason.into(),
+            return Err(Error::NoDevice {
+                problem: format!("no RDMA device is named {name}").into(),
+                reason: if names.is_empty() { NoDeviceReason::NoneExists } else { NoDeviceReason::NotFound },
+                available: names.into(),
             });
+        };
+        if info.unsupported_reason.is_some() {
+            return Err(Error::Unsupported { feature: Feature::Protocol, device: name.into() });
         }
         // SAFETY: the device belongs to the list, which still exists.
         let context = unsafe { library.ibv_open_device(device) };
@@ -75,7 +73,7 @@ impl Device {
             // one. Opening the node here returns the first error.
             let node = format!("/dev/infiniband/{}", node.to_string_lossy());
             let opened = std::fs::OpenOptions::new().read(true).write(true).open(node);
-            verb_error(opened.err().unwrap_or(error), format!("opening device {name}"))
+            call_failed(Call::OpenDevice, format!("opening device {name}"), opened.err().unwrap_or(error))
         })?;
         let mut device = Device {
             library,
@@ -96,7 +94,7 @@ impl Device {
         }
         // SAFETY: the context was just opened, and its descriptor with it.
         set_nonblocking(unsafe { (*context.as_ptr()).async_fd })
-            .map_err(|error| verb_error(error, format!("opening device {name}")))?;
+            .map_err(|error| call_failed(Call::OpenDevice, format!("opening device {name}"), error))?;
         Ok(device)
     }
 
@@ -110,7 +108,7 @@ impl Device {
         // SAFETY: the context is open, and the attributes may be written.
         let code =
             unsafe { self.library.ibv_query_device_ex(self.context.as_ptr(), std::ptr::null(), &mut attr) };
-        check(code, || format!("querying the attributes of {}", self.name))?;
+        check(Call::Query, code, || format!("querying the attributes of {}", self.name))?;
         let odp = odp_capabilities(&attr.odp_caps);
         let timestamps = (attr.completion_timestamp_mask != 0)
             .then_some(TimestampClock::new(attr.completion_timestamp_mask, attr.hca_core_clock));
@@ -175,7 +173,7 @@ impl Device {
             if matches!(code, libc::EOPNOTSUPP | libc::ENOSYS) {
                 return Ok(None);
             }
-            check(code, || format!("reading the clock of {}", self.name))?;
+            check(Call::Query, code, || format!("reading the clock of {}", self.name))?;
             if values.comp_mask & sys::IBV_VALUES_MASK_RAW_CLOCK == 0 {
                 return Ok(None);
             }
@@ -191,7 +189,7 @@ impl Device {
         let mut attr = sys::ibv_port_attr::zeroed();
         // SAFETY: the context is open, and the attributes may be written.
         let code = unsafe { self.library.ibv_query_port(self.context.as_ptr(), number, &mut attr) };
-        check(code, || format!("querying the attributes of port {number} of {}", self.name))?;
+        check(Call::Query, code, || format!("querying the attributes of port {number} of {}", self.name))?;
         let mtu = |code: sys::ibv_mtu| {
             u8::try_from(code).ok().and_then(PathMtu::from_code).unwrap_or(PathMtu::Mtu256)
         };
@@ -224,7 +222,7 @@ impl Device {
             // SAFETY: the context is open, and the key may be written.
             let code =
                 unsafe { self.library.ibv_query_pkey(self.context.as_ptr(), port, index.into(), &mut key) };
-            check(code, || format!("querying P_Key {index} of port {port} of {}", self.name))?;
+            check(Call::Query, code, || format!("querying P_Key {index} of port {port} of {}", self.name))?;
             Ok(u16::from_be(key))
         };
         (0..self.port(port)?.pkey_table_len).map(key).collect()
@@ -244,7 +242,7 @@ impl Device {
         };
         let Ok(count) = usize::try_from(count) else {
             let error = io::Error::from_raw_os_error(i32::try_from(-count).unwrap_or(libc::EIO));
-            return Err(verb_error(error, format!("querying the GID table of {}", self.name)));
+            return Err(call_failed(Call::Query, format!("querying the GID table of {}", self.name), error));
         };
         entries.truncate(count);
         let entry = |entry: &sys::ibv_gid_entry| {
@@ -291,8 +289,8 @@ impl Drop for Device {
             // SAFETY: the context is open and closed once, and all objects that were created from it are destroyed,
             // because they hold the device.
             let code = unsafe { self.library.ibv_close_device(self.context.as_ptr()) };
-            if let Err(error) = check(code, || format!("closing device {}", self.name)) {
-                tracing::error!(%error, "closing a device failed");
+            if let Err(error) = check(Call::Destroy, code, || format!("closing device {}", self.name)) {
+                tracing::error!(error = %WithCauses(&error), "closing a device failed");
             }
         }
     }
@@ -340,8 +338,7 @@ fn has_kernel_devices() -> bool {
 
 /// Returns the library, or the error of loading it.
 fn library() -> Result<&'static Ibverbs> {
-    Ibverbs::load()
-        .map_err(|error| Error::NotInstalled { reason: error.to_string(), hint: error.hint().into() })
+    Ibverbs::load().map_err(not_installed)
 }
 
 /// The list of devices that libibverbs creates.
@@ -363,10 +360,11 @@ impl DeviceList {
                 match error.raw_os_error() {
                     // The library returns these errors if the kernel has no RDMA support.
                     Some(libc::ENOSYS | libc::ENOENT) => Err(Error::NoDevice {
-                        reason: "listing RDMA devices failed: the kernel has no RDMA support".to_owned(),
-                        hint: "load the device's driver and the kernel module ib_uverbs".to_owned(),
+                        problem: "listing RDMA devices failed: the kernel has no RDMA support".into(),
+                        reason: NoDeviceReason::NoneExists,
+                        available: Box::default(),
                     }),
-                    _ => Err(verb_error(error, "listing RDMA devices".to_owned())),
+                    _ => Err(call_failed(Call::OpenDevice, "listing RDMA devices", error)),
                 }
             }
         }

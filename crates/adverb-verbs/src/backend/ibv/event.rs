@@ -4,12 +4,13 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use adverb_proto::explain::Call;
 use adverb_proto::types::{DeviceEvent, Qpn};
 use adverb_sys as sys;
 
+use super::Device;
 use super::completion_queue::wait_readable;
-use super::{Device, verb_error};
-use crate::error::Result;
+use crate::error::{Result, call_failed};
 
 impl Device {
     pub(in crate::backend) fn event_fd(&self) -> BorrowedFd<'_> {
@@ -32,7 +33,7 @@ impl Device {
             return match error.kind() {
                 // Another caller read the event.
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-                _ => Err(verb_error(error, format!("reading an event of {}", self.name))),
+                _ => Err(call_failed(Call::Poll, format!("reading an event of {}", self.name), error)),
             };
         }
         let copied = copy(&event);

@@ -3,12 +3,13 @@
 use std::io;
 use std::ptr::NonNull;
 
+use adverb_proto::explain::Call;
 use adverb_sys::{self as sys, ibv_comp_channel, ibv_cq_ex};
 use parking_lot::Mutex;
 
-use super::{CompletionQueue, Device, verb_error};
+use super::{CompletionQueue, Device, unsupported};
 use crate::backend::{CompletionQueueKind, RawCompletion, RawOutcome, flag, opcode};
-use crate::error::{Error, Result};
+use crate::error::{Feature, Result, call_failed};
 
 /// An extended completion queue.
 pub(super) struct Extended {
@@ -44,16 +45,9 @@ impl Extended {
         let handle = unsafe { sys::ibv_create_cq_ex(device.context.as_ptr(), &mut attr) };
         let Some(handle) = NonNull::new(handle) else {
             let error = io::Error::last_os_error();
-            return Err(match error.raw_os_error() {
-                Some(libc::EOPNOTSUPP | libc::ENOSYS) => Error::Unsupported {
-                    feature: format!("an extended completion queue on {}", device.name).into(),
-                    hint: "create a completion queue without extended features".into(),
-                },
-                _ => verb_error(
-                    error,
-                    format!("creating an extended completion queue of depth {depth} on {}", device.name),
-                ),
-            });
+            let action = format!("creating an extended completion queue of depth {depth} on {}", device.name);
+            let error = call_failed(Call::Create, action, error);
+            return Err(unsupported(error, Feature::ExtendedCompletionQueue, &device.name));
         };
         Ok(Extended { handle, has_timestamps, polling: Mutex::new(()) })
     }

@@ -5,12 +5,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use adverb_proto::explain::Call;
 use adverb_proto::types::WindowBind;
 use adverb_sys::{self as sys, ibv_mw, ibv_mw_bind_info, ibv_send_wr_bind_mw};
 
 use super::request_list::SendList;
-use super::{ProtectionDomain, Registration, check, verb_error};
-use crate::error::Result;
+use super::{ProtectionDomain, Registration, check};
+use crate::error::{Result, call_failed};
 
 pub(crate) struct MemoryWindow {
     domain: Arc<ProtectionDomain>,
@@ -31,7 +32,8 @@ impl MemoryWindow {
         // SAFETY: the domain exists.
         let handle = unsafe { sys::ibv_alloc_mw(domain.handle.as_ptr(), sys::IBV_MW_TYPE_2) };
         let action = || format!("creating a memory window on {}", domain.device.name);
-        let handle = NonNull::new(handle).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
+        let handle = NonNull::new(handle)
+            .ok_or_else(|| call_failed(Call::Create, action(), io::Error::last_os_error()))?;
         // SAFETY: the window was just created.
         let rkey = AtomicU32::new(unsafe { (*handle.as_ptr()).rkey });
         Ok(MemoryWindow { domain: Arc::clone(domain), handle, rkey, freed: AtomicBool::new(false) })
@@ -55,7 +57,7 @@ impl MemoryWindow {
         // SAFETY: the flag makes sure that the window is freed once, and its owner doesn't use it afterwards. A context
         // that can allocate windows can also free them.
         let code = unsafe { sys::ibv_dealloc_mw(self.handle.as_ptr()) };
-        check(code, || "freeing a memory window".to_owned())
+        check(Call::Destroy, code, || "freeing a memory window".to_owned())
     }
 }
 

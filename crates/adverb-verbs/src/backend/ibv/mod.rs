@@ -35,31 +35,37 @@ pub(super) use shared_receive_queue::SharedReceiveQueue;
 
 use std::io;
 
-use adverb_proto::explain;
+use adverb_proto::explain::Call;
 
-use crate::error::Error;
+use crate::error::{Error, Feature, call_failed};
 
 /// Converts the return value of a verb, which is 0 or an error number.
 #[inline]
-fn check(code: libc::c_int, action: impl FnOnce() -> String) -> crate::error::Result<()> {
-    if code == 0 { Ok(()) } else { Err(code_error(code, action)) }
+fn check(call: Call, code: libc::c_int, action: impl FnOnce() -> String) -> crate::error::Result<()> {
+    if code == 0 { Ok(()) } else { Err(code_error(call, code, action)) }
 }
 
 #[cold]
-fn code_error(code: libc::c_int, action: impl FnOnce() -> String) -> Error {
+fn code_error(call: Call, code: libc::c_int, action: impl FnOnce() -> String) -> Error {
     // Most verbs return the number; some return -1 and set errno, which the next allocation may change.
     let error = match code {
         -1 => io::Error::last_os_error(),
         code => io::Error::from_raw_os_error(code.abs()),
     };
-    verb_error(error, action())
+    call_failed(call, action(), error)
 }
 
-/// Returns the error of a verb, with a hint.
-fn verb_error(error: io::Error, action: String) -> Error {
-    let explanation = error.raw_os_error().and_then(explain::errno);
-    let hint = explanation.and_then(|explanation| explanation.hint).unwrap_or_default();
-    Error::Verb { action, error, hint: hint.into() }
+/// Returns the error of a library that can't be loaded.
+fn not_installed(error: adverb_sys::LoadError) -> Error {
+    Error::NotInstalled { source: error.into() }
+}
+
+/// Converts an error to [`Error::Unsupported`] if its number means that the operation isn't supported.
+fn unsupported(error: Error, feature: Feature, device: &str) -> Error {
+    match error.io_error().and_then(io::Error::raw_os_error) {
+        Some(libc::EOPNOTSUPP | libc::ENOSYS) => Error::Unsupported { feature, device: device.into() },
+        _ => error,
+    }
 }
 
 /// Makes a descriptor non-blocking: other functions wait for its events, with a timeout.

@@ -4,10 +4,11 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use adverb_proto::explain::Call;
 use adverb_sys::ibv_pd;
 
-use super::{Device, check, verb_error};
-use crate::error::Result;
+use super::{Device, check};
+use crate::error::{Result, WithCauses, call_failed};
 
 pub(crate) struct ProtectionDomain {
     pub(super) device: Arc<Device>,
@@ -24,7 +25,8 @@ impl ProtectionDomain {
         // SAFETY: the context is open.
         let handle = unsafe { device.library.ibv_alloc_pd(device.context.as_ptr()) };
         let action = || format!("creating a protection domain on {}", device.name);
-        let handle = NonNull::new(handle).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
+        let handle = NonNull::new(handle)
+            .ok_or_else(|| call_failed(Call::Create, action(), io::Error::last_os_error()))?;
         Ok(ProtectionDomain { device: Arc::clone(device), handle })
     }
 }
@@ -35,8 +37,8 @@ impl Drop for ProtectionDomain {
             // SAFETY: the domain is freed once, and all objects that were created in it are destroyed, because they
             // hold the domain.
             let code = unsafe { self.device.library.ibv_dealloc_pd(self.handle.as_ptr()) };
-            if let Err(error) = check(code, || "freeing a protection domain".to_owned()) {
-                tracing::error!(%error, "freeing a protection domain failed");
+            if let Err(error) = check(Call::Destroy, code, || "freeing a protection domain".to_owned()) {
+                tracing::error!(error = %WithCauses(&error), "freeing a protection domain failed");
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Queries of queue pairs.
 
+use adverb_proto::explain::Call;
 use adverb_proto::types::{Gid, PathMtu, PeerAttributes, Psn, QpState, Qpn, QueuePairAttributes};
 use adverb_sys::{self as sys, ibv_qp_attr};
 
@@ -51,7 +52,7 @@ impl QueuePair {
         let library = self.domain.device.library;
         // SAFETY: the queue pair exists, and both values may be written.
         let code = unsafe { library.ibv_query_qp(handle, &mut attr, mask, &mut init) };
-        check(code, || format!("querying queue pair {}", self.qpn))?;
+        check(Call::Query, code, || format!("querying queue pair {}", self.qpn))?;
         Ok(attr)
     }
 }

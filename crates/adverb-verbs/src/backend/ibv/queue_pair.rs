@@ -5,17 +5,18 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use adverb_proto::explain::Call;
 use adverb_proto::types::{ExtendedOperation, Qpn, SendRequest, Transport};
 use adverb_sys::{self as sys, ibv_qp, ibv_qp_attr, ibv_send_wr};
 
 use super::address_handle::encode_address;
 use super::operation::{self, ExtendedPosting};
 use super::request_list::{Chain, RecvList, SendList, SendSlot};
-use super::{CompletionQueue, ProtectionDomain, check, verb_error};
+use super::{CompletionQueue, ProtectionDomain, check};
 use crate::backend::{
     self, Init, PostErrno, QueuePairLimits, QueuePairOptions, ReadyToReceive, ReadyToSend, StateChange,
 };
-use crate::error::Result;
+use crate::error::{Result, call_failed};
 
 pub(crate) struct QueuePair {
     pub(super) domain: Arc<ProtectionDomain>,
@@ -77,7 +78,8 @@ impl QueuePair {
         let (handle, extended) =
             unsafe { operation::create_queue_pair(device, domain, &mut attr, operations) };
         let action = || format!("creating a {} queue pair on {}", options.transport, device.name);
-        let handle = NonNull::new(handle).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
+        let handle = NonNull::new(handle)
+            .ok_or_else(|| call_failed(Call::Create, action(), io::Error::last_os_error()))?;
         // SAFETY: the queue pair was just created, and its number doesn't change.
         let qpn = Qpn::truncate(unsafe { (*handle.as_ptr()).qp_num });
         let limits = QueuePairLimits {
@@ -138,7 +140,11 @@ impl QueuePair {
         };
         // SAFETY: the queue pair exists, and all attributes in the mask are set.
         let code = unsafe { self.domain.device.library.ibv_modify_qp(handle, &mut attr, mask) };
-        check(code, || {
+        let call = match change {
+            StateChange::ReadyToReceive(_) => Call::ResolvePeer,
+            _ => Call::ModifyQueuePair,
+        };
+        check(call, code, || {
             format!("moving queue pair {} of {} to “{state_name}”", self.qpn, self.domain.device.name)
         })
     }
@@ -197,7 +203,7 @@ impl QueuePair {
         // SAFETY: the flag makes sure that the queue pair is destroyed once. It isn't used afterwards: `live_handle`
         // checks the flag, and posting checks the state.
         let code = unsafe { self.domain.device.library.ibv_destroy_qp(self.handle.as_ptr()) };
-        check(code, || format!("destroying queue pair {}", self.qpn))
+        check(Call::Destroy, code, || format!("destroying queue pair {}", self.qpn))
     }
 }
 

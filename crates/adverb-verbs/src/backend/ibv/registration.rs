@@ -6,13 +6,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use adverb_proto::explain::{self, Call};
+use adverb_proto::explain::Call;
 use adverb_proto::types::Access;
 use adverb_sys::ibv_mr;
 
 use super::{ProtectionDomain, check};
 use crate::backend::{Memory, MemoryKeys};
-use crate::error::{Error, Result, errno_hint};
+use crate::error::{Error, Feature, Result, call_failed};
 
 pub(crate) struct Registration {
     domain: Arc<ProtectionDomain>,
@@ -45,16 +45,16 @@ impl Registration {
         };
         let Some(handle) = NonNull::new(handle) else {
             let error = io::Error::last_os_error();
-            let hint = match error.raw_os_error() {
-                Some(libc::EINVAL) if iova != own_addr => {
-                    "use an address with the same offset within its page as the memory; the device may not support \
-                     every address"
-                        .to_owned()
-                }
-                _ => registration_hint(&error, memory.len()),
-            };
             let action = format!("registering {} bytes with {}", memory.len(), device.name);
-            return Err(Error::Verb { action, hint: hint.into(), error });
+            return Err(match (error.raw_os_error(), memlock_limit()) {
+                // Registering locks memory, so the limit on locked memory is the most common cause.
+                (Some(libc::ENOMEM), Some(limit)) => {
+                    Error::MemlockLimit { action: action.into(), limit, source: error }
+                }
+                // Without a limit, the machine or the device has too little memory.
+                (Some(libc::ENOMEM), None) => call_failed(Call::Create, action, error),
+                _ => call_failed(Call::RegisterMemory, action, error),
+            });
         };
         // SAFETY: the region was just created in this domain.
         Ok(unsafe { Registration::from_handle(domain, handle, iova, iova == own_addr) })
@@ -78,17 +78,11 @@ impl Registration {
         };
         let Some(handle) = NonNull::new(handle) else {
             let error = io::Error::last_os_error();
-            if is_unsupported(&error) {
-                return Err(Error::Unsupported {
-                    feature: format!("registering a dma-buf with {}", device.name).into(),
-                    hint: "copy through host memory: the device's rdma-core provider or its kernel driver lacks dma-buf \
-                           support"
-                        .into(),
-                });
-            }
-            let hint = errno_hint(error.raw_os_error(), Call::RegisterDmabuf);
             let action = format!("registering {len} bytes of a dma-buf with {}", device.name);
-            return Err(Error::Verb { action, hint: hint.into(), error });
+            return Err(match is_unsupported(&error) {
+                true => Error::Unsupported { feature: Feature::Dmabuf, device: device.name.as_str().into() },
+                false => call_failed(Call::RegisterDmabuf, action, error),
+            });
         };
         // SAFETY: the region was just created in this domain.
         Ok(unsafe { Registration::from_handle(domain, handle, iova, false) })
@@ -137,7 +131,7 @@ impl Registration {
         }
         // SAFETY: the flag makes sure that the region is deregistered once.
         let code = unsafe { self.domain.device.library.ibv_dereg_mr(self.handle.as_ptr()) };
-        check(code, || "deregistering memory".to_owned())
+        check(Call::Destroy, code, || "deregistering memory".to_owned())
     }
 }
 
@@ -153,21 +147,6 @@ fn is_unsupported(error: &io::Error) -> bool {
         error.raw_os_error(),
         Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOSYS | libc::ENOTTY)
     )
-}
-
-/// Returns the hint of a failed registration. Registering locks memory, so a common cause is the limit on locked
-/// memory.
-fn registration_hint(error: &io::Error, len: usize) -> String {
-    let number = error.raw_os_error();
-    if number != Some(libc::ENOMEM) {
-        return String::new();
-    }
-    let Some(limit) = memlock_limit() else {
-        let general = explain::errno(libc::ENOMEM).and_then(|explanation| explanation.hint);
-        return general.unwrap_or_default().to_owned();
-    };
-    let hint = errno_hint(number, Call::RegisterMemory);
-    format!("{hint}; the limit is {limit} bytes, and {len} bytes more are needed")
 }
 
 /// Returns the limit of locked memory in bytes, if there is one.

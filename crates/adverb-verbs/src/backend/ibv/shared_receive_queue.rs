@@ -5,12 +5,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use adverb_proto::explain::Call;
 use adverb_sys::{self as sys, ibv_srq, ibv_srq_attr, ibv_srq_init_attr};
 
 use super::request_list::{Chain, RecvList};
-use super::{ProtectionDomain, check, verb_error};
+use super::{ProtectionDomain, check};
 use crate::backend::PostErrno;
-use crate::error::Result;
+use crate::error::{Result, call_failed};
 
 pub(crate) struct SharedReceiveQueue {
     pub(super) domain: Arc<ProtectionDomain>,
@@ -40,7 +41,8 @@ impl SharedReceiveQueue {
         // SAFETY: the domain exists, and the attributes may be written.
         let handle = unsafe { device.library.ibv_create_srq(domain.handle.as_ptr(), &mut attr) };
         let action = || format!("creating a shared receive queue of depth {depth} on {}", device.name);
-        let handle = NonNull::new(handle).ok_or_else(|| verb_error(io::Error::last_os_error(), action()))?;
+        let handle = NonNull::new(handle)
+            .ok_or_else(|| call_failed(Call::Create, action(), io::Error::last_os_error()))?;
         let queue =
             SharedReceiveQueue { domain: Arc::clone(domain), handle, destroyed: AtomicBool::new(false) };
         Ok((queue, attr.attr.max_sge))
@@ -61,7 +63,7 @@ impl SharedReceiveQueue {
         let library = self.domain.device.library;
         // SAFETY: the queue exists, and the attribute in the mask is set.
         let code = unsafe { library.ibv_modify_srq(self.handle.as_ptr(), &mut attr, sys::IBV_SRQ_LIMIT) };
-        check(code, || "setting the limit of a shared receive queue".to_owned())
+        check(Call::Query, code, || "setting the limit of a shared receive queue".to_owned())
     }
 
     pub(in crate::backend) fn destroy(&self) -> Result<()> {
@@ -71,6 +73,6 @@ impl SharedReceiveQueue {
         // SAFETY: the flag makes sure that the queue is destroyed once. The queue pairs that used it are destroyed,
         // because they hold it.
         let code = unsafe { self.domain.device.library.ibv_destroy_srq(self.handle.as_ptr()) };
-        check(code, || "destroying a shared receive queue".to_owned())
+        check(Call::Destroy, code, || "destroying a shared receive queue".to_owned())
     }
 }

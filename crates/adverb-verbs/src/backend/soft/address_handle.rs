@@ -4,11 +4,12 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use adverb_proto::explain::Call;
 use adverb_proto::{Path, Route};
 
 use super::{Device, ProtectionDomain};
 use crate::backend::Address;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, call_failed};
 
 pub(crate) struct AddressHandle {
     domain: Arc<ProtectionDomain>,
@@ -63,10 +64,9 @@ impl OpenPath {
             0 => device.nic.path(*local, remote, preferred_port),
             _ => device.nic.open_path(*local, remote, flow_label),
         };
-        let path = path.ok_or_else(|| Error::Verb {
-            action: format!("finding a route from {local}"),
-            error: io::ErrorKind::NetworkUnreachable.into(),
-            hint: format!("use a local address of the same IP version as {remote} ({})", address.gid).into(),
+        let path = path.ok_or_else(|| {
+            let action = format!("finding a route from {local} to {remote}");
+            call_failed(Call::ResolvePeer, action, io::ErrorKind::NetworkUnreachable.into())
         })?;
         let hop_limit = (address.hop_limit != 0).then_some(address.hop_limit);
         let route = Route { traffic_class: address.traffic_class, flow_label, hop_limit };

@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use adverb_proto::Cq;
+use adverb_proto::explain::Call;
 use adverb_proto::types::ArmFor;
 use adverb_soft::Channel;
 
 use super::{Device, nic_error};
 use crate::backend::{self, CompletionQueueKind, RawCompletion, RawOutcome};
-use crate::error::{Error, Result};
+use crate::error::{Error, Feature, Limit, Result, call_failed};
 
 pub(crate) struct CompletionQueue {
     pub(super) device: Arc<Device>,
@@ -33,15 +34,11 @@ impl CompletionQueue {
     ) -> Result<CompletionQueue> {
         let action = || format!("creating a completion queue of depth {depth} on {}", device.name);
         if vector != 0 {
-            return Err(Error::LimitExceeded {
-                quantity: "completion vector".into(),
-                requested: vector.into(),
-                max: 0,
-                hint: "".into(),
-            });
+            let (limit, requested) = (Limit::CompletionVector, vector.into());
+            return Err(Error::LimitExceeded { limit, requested, max: 0 });
         }
-        let verb_error = |error| Error::Verb { action: action(), error, hint: "".into() };
-        let channel = if has_events { Some(Arc::new(Channel::new().map_err(verb_error)?)) } else { None };
+        let channel_error = |error| call_failed(Call::Create, action(), error);
+        let channel = if has_events { Some(Arc::new(Channel::new().map_err(channel_error)?)) } else { None };
         let has_timestamps = kind.has_timestamps();
         let created = match kind {
             CompletionQueueKind::SendTimestamps => device.nic.create_send_timed_cq(depth, channel.clone()),
@@ -50,7 +47,7 @@ impl CompletionQueue {
                 device.nic.create_cq(depth, channel.clone())
             }
         };
-        let cq = created.map_err(|error| nic_error(error, action()))?;
+        let cq = created.map_err(|error| nic_error(Call::Create, error, action()))?;
         let (device, depth) = (Arc::clone(device), AtomicU32::new(depth));
         Ok(CompletionQueue { device, cq, channel, depth, has_timestamps })
     }
@@ -62,17 +59,18 @@ impl CompletionQueue {
     pub(in crate::backend) fn resize(&self, depth: u32) -> Result<()> {
         let resized = self.device.nic.resize_cq(self.cq, depth);
         resized.map_err(|error| {
-            nic_error(error, format!("resizing a completion queue on {} to depth {depth}", self.device.name))
+            nic_error(
+                Call::Create,
+                error,
+                format!("resizing a completion queue on {} to depth {depth}", self.device.name),
+            )
         })?;
         self.depth.store(depth, Ordering::Release);
         Ok(())
     }
 
     pub(in crate::backend) fn moderate(&self, _count: u16, _period: u16) -> Result<()> {
-        Err(Error::Unsupported {
-            feature: format!("completion event moderation on {}", self.device.name).into(),
-            hint: "poll for a while after each event instead, as `Poller` does".into(),
-        })
+        Err(Error::Unsupported { feature: Feature::Moderation, device: self.device.name.as_str().into() })
     }
 
     #[cold]
@@ -102,7 +100,9 @@ impl CompletionQueue {
 
     pub(in crate::backend) fn arm(&self, arm_for: ArmFor) -> Result<()> {
         let armed = self.device.nic.arm_cq(self.cq, arm_for);
-        armed.map_err(|error| nic_error(error, format!("arming a completion queue on {}", self.device.name)))
+        armed.map_err(|error| {
+            nic_error(Call::Poll, error, format!("arming a completion queue on {}", self.device.name))
+        })
     }
 
     pub(in crate::backend) fn has_events(&self) -> bool {
@@ -114,19 +114,13 @@ impl CompletionQueue {
     }
 
     pub(in crate::backend) fn try_event(&self) -> Result<bool> {
-        self.channel()?.take().map_err(|error| Error::Verb {
-            action: "reading an event of a completion queue".to_owned(),
-            error,
-            hint: "".into(),
-        })
+        let taken = self.channel()?.take();
+        taken.map_err(|error| call_failed(Call::Poll, "reading an event of a completion queue", error))
     }
 
     pub(in crate::backend) fn wait_event(&self, timeout: Option<Duration>) -> Result<bool> {
-        self.device.nic.wait(self.channel()?, timeout).map_err(|error| Error::Verb {
-            action: "waiting for an event of a completion queue".to_owned(),
-            error,
-            hint: "".into(),
-        })
+        let waited = self.device.nic.wait(self.channel()?, timeout);
+        waited.map_err(|error| call_failed(Call::Poll, "waiting for an event of a completion queue", error))
     }
 
     fn channel(&self) -> Result<&Channel> {

@@ -29,7 +29,7 @@ use self::ports::PortLease;
 use super::nic_error;
 use crate::backend::connection_manager::{Event, Parameters, Path, Purpose};
 use crate::backend::{Address, PeerEnd, ReadyToSend};
-use crate::error::{Error, Result, errno_hint};
+use crate::error::{Error, Result, call_failed};
 use crate::os::wait_either;
 
 pub(in crate::backend) use self::choice::{
@@ -79,11 +79,8 @@ enum Role {
 impl Identifier {
     /// Creates an identifier on these NICs, of which there is at least one.
     pub(in crate::backend) fn new(purpose: Purpose, devices: Vec<Arc<Device>>) -> Result<Identifier> {
-        let channel = CmEventChannel::new().map_err(|error| Error::Verb {
-            action: "creating a connection manager ID".to_owned(),
-            error,
-            hint: errno_hint(Some(libc::EMFILE), Call::CmChannel).into(),
-        })?;
+        let channel = CmEventChannel::new()
+            .map_err(|error| call_failed(Call::CmChannel, "creating a connection manager ID", error))?;
         let inner = Inner {
             devices,
             role: Role::New,
@@ -104,11 +101,8 @@ impl Identifier {
     }
 
     pub(in crate::backend) fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
-        wait_either(self.channel.as_fd(), None, timeout).map_err(|error| Error::Verb {
-            action: "waiting for an event".to_owned(),
-            error,
-            hint: "".into(),
-        })
+        wait_either(self.channel.as_fd(), None, timeout)
+            .map_err(|error| call_failed(Call::Poll, "waiting for an event", error))
     }
 
     pub(in crate::backend) fn reuse_addr(&self) -> Result<()> {
@@ -133,7 +127,8 @@ impl Identifier {
             ip => BindAddr::Address(ip),
         };
         let lease = PortLease::new(&inner.devices, self.purpose, bind, address.port(), inner.shares_port);
-        let lease = lease.map_err(|error| port_error(error, format!("binding to {address}")))?;
+        let lease =
+            lease.map_err(|error| call_failed(Call::CmAddress, format!("binding to {address}"), error))?;
         inner.local = Some(SocketAddr::new(address.ip(), lease.port));
         inner.port = Some(lease);
         Ok(())
@@ -163,7 +158,7 @@ impl Identifier {
                     for (device, listener) in inner.devices.iter().zip(listeners) {
                         _ = device.nic.cm().close_listener(listener);
                     }
-                    return Err(nic_error(error, format!("listening at {local}")));
+                    return Err(nic_error(Call::CmAddress, error, format!("listening at {local}")));
                 }
             }
         }
@@ -181,15 +176,14 @@ impl Identifier {
         let action = || format!("resolving the address {peer}");
         let preferred = local.map(|local| local.ip()).filter(|ip| !ip.is_unspecified());
         let device = inner.device()?;
-        let ip = choice::source(device, preferred, peer.ip()).ok_or_else(|| Error::Verb {
-            action: action(),
-            error: io::Error::from_raw_os_error(libc::ENETUNREACH),
-            hint: format!("use a peer address of the same IP version as those of {}", device.name).into(),
+        let ip = choice::source(device, preferred, peer.ip()).ok_or_else(|| {
+            let error = io::Error::from_raw_os_error(libc::ENETUNREACH);
+            call_failed(Call::CmAddress, action(), error)
         })?;
         let port = local.map_or(0, |local| local.port());
         let lease =
             PortLease::new(&inner.devices, self.purpose, BindAddr::Address(ip), port, inner.shares_port);
-        let lease = lease.map_err(|error| port_error(error, action()))?;
+        let lease = lease.map_err(|error| call_failed(Call::CmAddress, action(), error))?;
         inner.local = Some(SocketAddr::new(ip, lease.port));
         inner.port = Some(lease);
         inner.peer = Some(peer);
@@ -279,7 +273,8 @@ impl Identifier {
         connect.traffic_class = inner.traffic_class;
         connect.private_data = private_data;
         let requested = device.nic.cm().connect(connect, CM_TIMEOUT, &self.channel);
-        let id = requested.map_err(|error| nic_error(error, "sending the connect request".to_owned()))?;
+        let id =
+            requested.map_err(|error| nic_error(Call::CmConnect, error, "sending the connect request"))?;
         inner.role = Role::Connection(id, Some(local_qp));
         Ok(())
     }
@@ -325,8 +320,9 @@ impl Identifier {
             deadline: Time::MAX,
         };
         let requested = inner.device()?.nic.cm().resolve_service(resolve, CM_TIMEOUT, &self.channel);
-        let id = requested
-            .map_err(|error| nic_error(error, "sending the service ID resolution request".to_owned()))?;
+        let id = requested.map_err(|error| {
+            nic_error(Call::CmConnect, error, "sending the service ID resolution request")
+        })?;
         inner.role = Role::Querying(id);
         Ok(())
     }
@@ -361,7 +357,7 @@ impl Identifier {
             Err(adverb_soft::Error::Cm(CallError::WrongState(State::TimeWait) | CallError::Unknown)) => {
                 Ok(())
             }
-            ended => ended.map_err(|error| nic_error(error, "disconnecting".to_owned())),
+            ended => ended.map_err(|error| nic_error(Call::CmConnect, error, "disconnecting")),
         }
     }
 }
@@ -440,26 +436,14 @@ fn service(purpose: Purpose, port: u16) -> ServiceId {
     }
 }
 
-/// Returns the error of a port that isn't available.
-fn port_error(error: io::Error, action: String) -> Error {
-    let hint = match error.kind() {
-        io::ErrorKind::AddrInUse => errno_hint(Some(libc::EADDRINUSE), Call::CmAddress),
-        _ => "close some connections: all ports are taken",
-    };
-    let error = match error.kind() {
-        io::ErrorKind::AddrInUse => io::Error::from_raw_os_error(libc::EADDRINUSE),
-        _ => error,
-    };
-    Error::Verb { action, error, hint: hint.into() }
-}
-
 /// Returns the error of an operation on a connection, whose peer may have abandoned it.
 fn abandoned_error(error: adverb_soft::Error, action: &str) -> Error {
-    match nic_error(error, action.to_owned()) {
-        Error::Verb { action, error: source, .. } if matches!(error, adverb_soft::Error::Cm(_)) => {
-            Error::Verb { action, error: source, hint: errno_hint(Some(libc::EINVAL), Call::CmAccept).into() }
+    match error {
+        adverb_soft::Error::Cm(_) => {
+            let source = io::Error::new(io::ErrorKind::NotConnected, error);
+            call_failed(Call::CmAccept, action, source)
         }
-        other => other,
+        _ => nic_error(Call::CmAccept, error, action),
     }
 }
 

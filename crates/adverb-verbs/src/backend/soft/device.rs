@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use super::connection_manager::Ports;
 use super::open::LOOPBACK_NAME;
-use crate::error::{Error, Result};
+use crate::error::{Error, Limit, Result};
 
 /// A software NIC.
 pub(crate) struct Device {
@@ -172,11 +172,7 @@ impl Device {
         if number == 1 {
             return Ok(());
         }
-        Err(Error::Verb {
-            action: format!("querying port {number} of {}", self.name),
-            error: io::ErrorKind::InvalidInput.into(),
-            hint: "use port 1: a software device has no other".into(),
-        })
+        Err(Error::LimitExceeded { limit: Limit::Port, requested: number.into(), max: 1 })
     }
 }
 

@@ -4,11 +4,12 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use adverb_proto::QueueEvent;
+use adverb_proto::explain::Call;
 use adverb_proto::types::DeviceEvent;
 use adverb_soft::NicEvent;
 
 use super::Device;
-use crate::error::{Error, Result};
+use crate::error::{Result, call_failed};
 use crate::os::wait_either;
 
 impl Device {
@@ -22,10 +23,8 @@ impl Device {
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let is_over = left.is_some_and(|left| left.is_zero());
-            let is_readable = wait_either(self.nic.event_fd(), None, left).map_err(|error| Error::Verb {
-                action: format!("waiting for an event of {}", self.name),
-                error,
-                hint: "".into(),
+            let is_readable = wait_either(self.nic.event_fd(), None, left).map_err(|error| {
+                call_failed(Call::Poll, format!("waiting for an event of {}", self.name), error)
             })?;
             // The event may have been discarded with its object.
             if let Some(event) = self.nic.next_event() {

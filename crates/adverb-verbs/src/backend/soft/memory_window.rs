@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use adverb_proto::explain::Call;
+
 use super::{ProtectionDomain, nic_error};
 use crate::error::Result;
 
@@ -17,8 +19,9 @@ impl MemoryWindow {
     pub(in crate::backend) fn new(domain: &Arc<ProtectionDomain>) -> Result<MemoryWindow> {
         let device = &domain.device;
         let created = device.nic.create_window(domain.pd);
-        let key = created
-            .map_err(|error| nic_error(error, format!("creating a memory window on {}", device.name)))?;
+        let key = created.map_err(|error| {
+            nic_error(Call::Create, error, format!("creating a memory window on {}", device.name))
+        })?;
         Ok(MemoryWindow {
             domain: Arc::clone(domain),
             rkey: AtomicU32::new(key),
@@ -43,6 +46,6 @@ impl MemoryWindow {
             return Ok(());
         }
         let freed = self.domain.device.nic.destroy_window(self.rkey.load(Ordering::Relaxed));
-        freed.map_err(|error| nic_error(error, "freeing a memory window".to_owned()))
+        freed.map_err(|error| nic_error(Call::Destroy, error, "freeing a memory window"))
     }
 }

@@ -34,15 +34,16 @@ pub(super) use shared_receive_queue::SharedReceiveQueue;
 
 use std::io;
 
+use adverb_proto::explain::Call;
+
 use crate::error::Error;
 
 /// Returns the error of an operation on the NIC.
-fn nic_error(error: adverb_soft::Error, action: String) -> Error {
-    let hint = match error {
-        adverb_soft::Error::NicFailed => {
-            "check the program's earlier output: the progress thread panicked, or the link failed"
-        }
-        _ => "",
-    };
-    Error::Verb { action, error: io::Error::other(error), hint: hint.into() }
+#[cold]
+fn nic_error(call: Call, error: adverb_soft::Error, action: impl Into<Box<str>>) -> Error {
+    let (action, source) = (action.into(), io::Error::other(error));
+    match error {
+        adverb_soft::Error::NicFailed => Error::DeviceFailed { action, call, source },
+        _ => Error::CallFailed { action, call, source },
+    }
 }

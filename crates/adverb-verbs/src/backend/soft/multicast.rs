@@ -1,5 +1,6 @@
 //! Multicast groups of UD queue pairs.
 
+use adverb_proto::explain::Call;
 use adverb_proto::types::Gid;
 
 use super::{QueuePair, nic_error};
@@ -11,6 +12,7 @@ impl QueuePair {
         let attached = self.domain.device.nic.attach_multicast(self.qpn, group);
         attached.map_err(|error| {
             nic_error(
+                Call::Multicast,
                 error,
                 format!("attaching queue pair {} to the multicast group {}", self.qpn, group.ip()),
             )
@@ -22,6 +24,7 @@ impl QueuePair {
         let detached = self.domain.device.nic.detach_multicast(self.qpn, group);
         detached.map_err(|error| {
             nic_error(
+                Call::Multicast,
                 error,
                 format!("detaching queue pair {} from the multicast group {}", self.qpn, group.ip()),
             )

@@ -1,6 +1,5 @@
 //! Opening software NICs, and the registry of open ones.
 
-use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -11,7 +10,7 @@ use adverb_soft::link::{Interface, UdpConfig, UdpLink};
 
 use super::Device;
 use super::device::guid;
-use crate::error::{Error, Result, errno_hint};
+use crate::error::{Error, NoDeviceReason, Result, call_failed};
 pub(crate) use adverb_soft::open::{LinkKind, Options};
 
 /// Whether a device of this name would be a software NIC.
@@ -61,10 +60,9 @@ impl Location {
 /// Returns the error of a name that no software NIC has.
 fn no_device(name: &str, reason: &str) -> Error {
     Error::NoDevice {
-        reason: format!("no software device is named {name}: {reason}"),
-        hint: "use `soft:` and an address of this machine, such as `soft:192.0.2.7` or `soft:2001:db8::7`; or `soft`, \
-               which only programs on this machine reach"
-            .to_owned(),
+        problem: format!("no software device is named {name}: {reason}").into(),
+        reason: NoDeviceReason::InvalidName,
+        available: Box::default(),
     }
 }
 
@@ -110,10 +108,12 @@ impl Device {
             Some(address) => format!("{NAME_PREFIX}{address}"),
             None => LOOPBACK_NAME.to_owned(),
         };
-        let nic = options.open(warn_about_port).map_err(|error| Error::Verb {
-            action: format!("opening device {}", name_of(&options.addresses)),
-            hint: hint(&error, &options.addresses).into(),
-            error,
+        let nic = options.open(warn_about_port).map_err(|error| {
+            call_failed(
+                Call::OpenSoftDevice,
+                format!("opening device {}", name_of(&options.addresses)),
+                error,
+            )
         })?;
         let name = name.map_or_else(|| name_of(nic.addresses()), str::to_owned);
         let is_on_interface = !matches!(options.link, LinkKind::Memory(_));
@@ -236,20 +236,6 @@ fn warn_about_port(requested: IpAddr, link: &UdpLink) {
     }
 }
 
-/// Returns the hint of a NIC that can't be opened at these addresses. Without addresses, it is a loopback device.
-fn hint(error: &io::Error, addresses: &[IpAddr]) -> &'static str {
-    let is_loopback = |address: &IpAddr| Gid::from(*address).udp_addr().ip().is_loopback();
-    match error.kind() {
-        io::ErrorKind::AddrNotAvailable if addresses.iter().all(is_loopback) => {
-            "set the loopback interface up: `ip link set lo up`"
-        }
-        io::ErrorKind::AddrNotAvailable => errno_hint(Some(libc::EADDRNOTAVAIL), Call::OpenSoftDevice),
-        // The error's text contains the hint.
-        io::ErrorKind::AddrInUse | io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput => "",
-        _ => errno_hint(Some(libc::EMFILE), Call::OpenSoftDevice),
-    }
-}
-
 /// The name of the NIC that only this machine can reach.
 pub(super) const LOOPBACK_NAME: &str = "soft";
 
@@ -262,15 +248,9 @@ mod tests {
 
     #[test]
     fn an_unavailable_address_has_a_hint() {
-        let error = io::Error::from(io::ErrorKind::AddrNotAvailable);
-        let hint_of = |addresses: &[&str]| {
-            let addresses: Vec<_> = addresses.iter().map(|address| address.parse().unwrap()).collect();
-            hint(&error, &addresses)
-        };
-        for loopback in [&[][..], &["127.0.0.3"], &["::1"]] {
-            assert!(hint_of(loopback).contains("ip link set lo up"), "{loopback:?}");
-        }
-        assert!(hint_of(&["192.0.2.7"]).contains("`ip address` list them"));
+        let error = Device::open("soft:192.0.2.7").err().expect("the address belongs to no interface");
+        let hint = error.hint().expect("a hint");
+        assert!(hint.contains("`ip address` list them") && hint.contains("ip link set lo up"), "{hint}");
     }
 
     #[test]

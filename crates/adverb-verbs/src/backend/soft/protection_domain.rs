@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use adverb_proto::explain::Call;
 use adverb_proto::memory::Pd;
 
 use super::{Device, nic_error};
@@ -15,8 +16,9 @@ pub(crate) struct ProtectionDomain {
 impl ProtectionDomain {
     pub(in crate::backend) fn new(device: &Arc<Device>) -> Result<ProtectionDomain> {
         let created = device.nic.create_domain();
-        let pd = created
-            .map_err(|error| nic_error(error, format!("creating a protection domain on {}", device.name)))?;
+        let pd = created.map_err(|error| {
+            nic_error(Call::Create, error, format!("creating a protection domain on {}", device.name))
+        })?;
         Ok(ProtectionDomain { device: Arc::clone(device), pd })
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use adverb_proto::explain::Call;
 use adverb_proto::types::{Qpn, SendRequest, Transport};
 use adverb_proto::{self as proto, AddressVector, Path, QpConfig, Transition};
 use adverb_soft::MAX_INLINE;
@@ -15,7 +16,7 @@ use super::query::AppliedAttributes;
 use super::request_list::{RecvList, SendList, post_result};
 use super::{CompletionQueue, ProtectionDomain, nic_error};
 use crate::backend::{self, PeerEnd, PostErrno, QueuePairLimits, QueuePairOptions, ReadyToSend, StateChange};
-use crate::error::{Error, Result};
+use crate::error::{Error, Limit, Result};
 
 pub(crate) struct QueuePair {
     pub(super) domain: Arc<ProtectionDomain>,
@@ -51,12 +52,8 @@ impl QueuePair {
             return Err(backend::device_mismatch());
         }
         if options.inline > MAX_INLINE {
-            return Err(Error::LimitExceeded {
-                quantity: "inline data size".into(),
-                requested: options.inline.into(),
-                max: MAX_INLINE.into(),
-                hint: "send longer messages without `inline`".into(),
-            });
+            let (requested, max) = (options.inline.into(), MAX_INLINE.into());
+            return Err(Error::LimitExceeded { limit: Limit::InlineData, requested, max });
         }
         let mut config = QpConfig::new(options.transport, domain.pd, send_cq.cq, recv_cq.cq);
         config.srq = shared.map(|(_, queue)| queue.srq);
@@ -67,7 +64,7 @@ impl QueuePair {
         config.max_inline = options.inline;
         config.congestion = device.congestion;
         let action = || format!("creating a {} queue pair on {}", options.transport, device.name);
-        let qpn = device.nic.create_qp(config).map_err(|error| nic_error(error, action()))?;
+        let qpn = device.nic.create_qp(config).map_err(|error| nic_error(Call::Create, error, action()))?;
         let limits = QueuePairLimits {
             send_segments: options.send_segments,
             recv_segments: options.recv_segments,
@@ -133,7 +130,11 @@ impl QueuePair {
         let device = &self.domain.device;
         let modified = device.nic.modify_qp(self.qpn, &transition);
         modified.map_err(|error| {
-            nic_error(error, format!("moving queue pair {} of {} to “{state_name}”", self.qpn, device.name))
+            nic_error(
+                Call::ModifyQueuePair,
+                error,
+                format!("moving queue pair {} of {} to “{state_name}”", self.qpn, device.name),
+            )
         })?;
         self.applied.lock().record(change, open_path);
         Ok(())

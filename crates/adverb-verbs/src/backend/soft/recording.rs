@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use adverb_proto::explain::Call;
 use adverb_proto::trace::{RecorderOptions, Recording, StopCause};
 use adverb_soft::Channel;
 
 use super::{Device, nic_error};
-use crate::error::{Error, Result};
+use crate::error::{Result, call_failed};
 use crate::os::clock_origin;
 use crate::recorder::{StopSignal, already_recording};
 
@@ -17,15 +18,11 @@ impl Device {
         options: &RecorderOptions,
     ) -> Result<StopSignal> {
         let action = || format!("starting a recording of {name}");
-        let channel = Channel::new().map_err(|error| Error::Verb {
-            action: action(),
-            error,
-            hint: "check the limit of open files (`ulimit -n`)".into(),
-        })?;
+        let channel = Channel::new().map_err(|error| call_failed(Call::System, action(), error))?;
         let channel = Arc::new(channel);
         self.nic.start_recording(options, Some(Arc::clone(&channel))).map_err(|error| match error {
             adverb_soft::Error::AlreadyRecording => already_recording(name),
-            error => nic_error(error, action()),
+            error => nic_error(Call::System, error, action()),
         })?;
         Ok(channel)
     }

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use adverb_proto::explain::Call;
 use adverb_proto::types::Access;
 
 use super::{ProtectionDomain, nic_error};
 use crate::backend::{Memory, MemoryKeys};
-use crate::error::{Error, Result};
+use crate::error::{Error, Feature, Result};
 
 pub(crate) struct Registration {
     domain: Arc<ProtectionDomain>,
@@ -31,7 +32,7 @@ impl Registration {
         // accesses it by copies and word atomics (`memory/access.rs`), or exclusively.
         let key = unsafe { device.nic.register(domain.pd, memory.as_ptr(), memory.len(), addr, access) };
         let action = || format!("registering {} bytes with {}", memory.len(), device.name);
-        let key = key.map_err(|error| nic_error(error, action()))?;
+        let key = key.map_err(|error| nic_error(Call::RegisterMemory, error, action()))?;
         Ok(Registration {
             domain: Arc::clone(domain),
             keys: MemoryKeys { addr, is_identity_mapped: addr == own_addr, lkey: key, rkey: key },
@@ -41,10 +42,7 @@ impl Registration {
 
     /// Returns an error: the software NIC can't access the memory of other devices.
     pub(in crate::backend) fn of_dmabuf(domain: &ProtectionDomain) -> Result<Registration> {
-        Err(Error::Unsupported {
-            feature: format!("registering a dma-buf with {}", domain.device.name).into(),
-            hint: "map the dma-buf, and register the mapping".into(),
-        })
+        Err(Error::Unsupported { feature: Feature::Dmabuf, device: domain.device.name.as_str().into() })
     }
 
     pub(in crate::backend) fn keys(&self) -> MemoryKeys {
@@ -56,6 +54,7 @@ impl Registration {
             return Ok(());
         }
         let nic = &self.domain.device.nic;
-        nic.deregister(self.keys.lkey).map_err(|error| nic_error(error, "deregistering memory".to_owned()))
+        nic.deregister(self.keys.lkey)
+            .map_err(|error| nic_error(Call::Destroy, error, "deregistering memory"))
     }
 }

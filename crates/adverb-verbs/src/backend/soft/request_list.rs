@@ -1,6 +1,7 @@
 //! Lists of requests for the software NIC, which are plain.
 
 use std::ops::Range;
+use std::slice;
 
 use adverb_proto::types::{Destination, RecvRequest, Segment, SendFlags, SendOperation, SendRequest};
 use adverb_proto::{Path, PostError};
@@ -14,18 +15,55 @@ use crate::request_id::RequestId;
 pub(crate) struct SendList {
     requests: Vec<Send>,
     segments: Vec<Segment>,
+    /// The destinations of datagrams.
+    destinations: Vec<Destination<Path>>,
     /// The number of requests that were posted before the last failure.
     pub(super) posted_count: usize,
 }
 
-/// A send request.
+/// A send request. It is small, because many are posted together.
 struct Send {
     wr_id: u64,
     tag: u64,
     operation: SendOperation,
     flags: SendFlags,
-    segments: Range<usize>,
-    destination: Option<Destination<Path>>,
+    /// The index of the destination, if the request is a datagram.
+    destination: Option<u32>,
+    segments: Segments,
+}
+
+/// The segments of a request.
+enum Segments {
+    One(Segment),
+    /// A range of the list's segments.
+    Several(Range<usize>),
+}
+
+impl Segments {
+    /// Returns the segments of a request, and appends several of them to those of its list.
+    #[inline(always)]
+    fn new(segments: &[Segment], list: &mut Vec<Segment>) -> Segments {
+        match segments {
+            [segment] => Segments::One(*segment),
+            _ => Segments::several(segments, list),
+        }
+    }
+
+    #[cold]
+    fn several(segments: &[Segment], list: &mut Vec<Segment>) -> Segments {
+        let start = list.len();
+        list.extend_from_slice(segments);
+        Segments::Several(start..list.len())
+    }
+
+    /// Returns the segments as a slice, given those of the list.
+    #[inline(always)]
+    fn as_slice<'a>(&'a self, list: &'a [Segment]) -> &'a [Segment] {
+        match self {
+            Segments::One(segment) => slice::from_ref(segment),
+            Segments::Several(range) => &list[range.clone()],
+        }
+    }
 }
 
 impl SendList {
@@ -39,6 +77,7 @@ impl SendList {
     pub(in crate::backend) fn clear(&mut self) {
         self.requests.clear();
         self.segments.clear();
+        self.destinations.clear();
     }
 
     /// Returns the number of requests.
@@ -46,12 +85,17 @@ impl SendList {
         self.requests.len()
     }
 
-    // These functions aren't inlined into the path that posts to hardware, where every instruction counts.
     /// Adds a request.
-    #[inline(never)]
+    #[inline(always)]
     pub(in crate::backend) fn add(&mut self, request: &SendRequest<'_, &AddressHandle>) {
         let send = self.convert(request);
         self.requests.push(send);
+    }
+
+    /// Adds a raw request. This isn't inlined into the path that posts to hardware.
+    #[inline(never)]
+    pub(in crate::backend) fn add_raw(&mut self, request: &SendRequest<'_, &AddressHandle>) {
+        self.add(request);
     }
 
     /// Adds an empty slot, for a request that is [put](SendList::put) there later.
@@ -61,8 +105,8 @@ impl SendList {
             tag: 0,
             operation: SendOperation::Send,
             flags: SendFlags::empty(),
-            segments: 0..0,
             destination: None,
+            segments: Segments::Several(0..0),
         });
     }
 
@@ -86,33 +130,37 @@ impl SendList {
     /// Returns a request as it was posted, without its destination.
     pub(in crate::backend) fn posted_request(&self, index: usize) -> SendRequest<'_, ()> {
         let Send { wr_id, tag, operation, flags, ref segments, .. } = self.requests[index];
-        let segments = &self.segments[segments.clone()];
+        let segments = segments.as_slice(&self.segments);
         SendRequest { wr_id, tag, operation, flags, segments, destination: None }
     }
 
     /// Returns the requests.
-    pub(super) fn requests(&self) -> impl Iterator<Item = SendRequest<'_, Path>> {
+    pub(super) fn requests(&self) -> impl Iterator<Item = SendRequest<'_, &Path>> {
         self.requests.iter().map(|send| {
-            let Send { wr_id, tag, operation, flags, ref segments, destination } = *send;
-            SendRequest {
-                wr_id,
-                tag,
-                operation,
-                flags,
-                segments: &self.segments[segments.clone()],
-                destination,
-            }
+            let Send { wr_id, tag, operation, flags, destination, ref segments } = *send;
+            let destination = destination.map(|index| {
+                let Destination { ref handle, qpn, qkey } = self.destinations[index as usize];
+                Destination { handle, qpn, qkey }
+            });
+            let segments = segments.as_slice(&self.segments);
+            SendRequest { wr_id, tag, operation, flags, segments, destination }
         })
     }
 
     #[inline(always)]
     fn convert(&mut self, request: &SendRequest<'_, &AddressHandle>) -> Send {
         let SendRequest { wr_id, tag, operation, flags, segments, ref destination } = *request;
-        let start = self.segments.len();
-        self.segments.extend_from_slice(segments);
-        let segments = start..self.segments.len();
-        let destination = destination.as_ref().map(plain_destination);
-        Send { wr_id, tag, operation, flags, segments, destination }
+        let destination = destination.as_ref().map(|destination| self.add_destination(destination));
+        let segments = Segments::new(segments, &mut self.segments);
+        Send { wr_id, tag, operation, flags, destination, segments }
+    }
+
+    /// Adds the destination of a request, and returns its index.
+    #[cold]
+    fn add_destination(&mut self, destination: &Destination<&AddressHandle>) -> u32 {
+        let index = self.destinations.len();
+        self.destinations.push(plain_destination(destination));
+        u32::try_from(index).expect("a list of 2^32 datagrams exceeds the memory")
     }
 }
 
@@ -139,7 +187,7 @@ pub(crate) struct RecvList {
 struct Recv {
     wr_id: u64,
     tag: u64,
-    segments: Range<usize>,
+    segments: Segments,
 }
 
 impl RecvList {
@@ -161,11 +209,9 @@ impl RecvList {
     }
 
     /// Adds a request.
-    #[inline(never)]
+    #[inline(always)]
     pub(in crate::backend) fn add(&mut self, request: &RecvRequest<'_>) {
-        let start = self.segments.len();
-        self.segments.extend_from_slice(request.segments);
-        let segments = start..self.segments.len();
+        let segments = Segments::new(request.segments, &mut self.segments);
         self.requests.push(Recv { wr_id: request.wr_id, tag: request.tag, segments });
     }
 
@@ -179,8 +225,8 @@ impl RecvList {
         self.requests.iter().map(|recv| self.plain(recv))
     }
 
-    fn plain(&self, recv: &Recv) -> RecvRequest<'_> {
-        let segments = &self.segments[recv.segments.clone()];
+    fn plain<'a>(&'a self, recv: &'a Recv) -> RecvRequest<'a> {
+        let segments = recv.segments.as_slice(&self.segments);
         RecvRequest { wr_id: recv.wr_id, tag: recv.tag, segments }
     }
 }

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use adverb_proto::explain::Call;
 use adverb_proto::{Srq, SrqConfig};
 
 use super::device::{MAX_DEPTH, MAX_SEGMENTS};
 use super::request_list::{RecvList, post_result};
 use super::{ProtectionDomain, nic_error};
 use crate::backend::PostErrno;
-use crate::error::{Error, Result};
+use crate::error::{Error, Limit, Result};
 
 pub(crate) struct SharedReceiveQueue {
     pub(super) domain: Arc<ProtectionDomain>,
@@ -26,18 +27,13 @@ impl SharedReceiveQueue {
         segments: u32,
         id: u32,
     ) -> Result<(SharedReceiveQueue, u32)> {
-        for (quantity, requested, max) in [
-            ("shared receive queue depth", depth, MAX_DEPTH),
-            ("number of segments per receive request", segments, MAX_SEGMENTS),
+        for (limit, requested, max) in [
+            (Limit::SharedReceiveQueueDepth, depth, MAX_DEPTH),
+            (Limit::RecvSegments, segments, MAX_SEGMENTS),
         ] {
             if requested > max {
                 let (requested, max) = (requested.into(), max.into());
-                return Err(Error::LimitExceeded {
-                    quantity: quantity.into(),
-                    requested,
-                    max,
-                    hint: "".into(),
-                });
+                return Err(Error::LimitExceeded { limit, requested, max });
             }
         }
         let device = &domain.device;
@@ -45,7 +41,11 @@ impl SharedReceiveQueue {
         (config.max_wr, config.max_sge) = (depth, segments);
         let created = device.nic.create_srq(config);
         let srq = created.map_err(|error| {
-            nic_error(error, format!("creating a shared receive queue of depth {depth} on {}", device.name))
+            nic_error(
+                Call::Create,
+                error,
+                format!("creating a shared receive queue of depth {depth} on {}", device.name),
+            )
         })?;
         device.shared.lock().insert(srq, id);
         let queue = SharedReceiveQueue { domain: Arc::clone(domain), srq, destroyed: AtomicBool::new(false) };
@@ -63,7 +63,7 @@ impl SharedReceiveQueue {
     /// Requests an event for when fewer than `limit` requests remain.
     pub(in crate::backend) fn arm(&self, limit: u32) -> Result<()> {
         let armed = self.domain.device.nic.arm_srq(self.srq, limit);
-        armed.map_err(|error| nic_error(error, "setting the limit of a shared receive queue".to_owned()))
+        armed.map_err(|error| nic_error(Call::Query, error, "setting the limit of a shared receive queue"))
     }
 
     pub(in crate::backend) fn destroy(&self) -> Result<()> {
@@ -77,6 +77,6 @@ impl SharedReceiveQueue {
         if destroyed.is_ok() {
             shared.remove(&self.srq);
         }
-        destroyed.map_err(|error| nic_error(error, "destroying a shared receive queue".to_owned()))
+        destroyed.map_err(|error| nic_error(Call::Destroy, error, "destroying a shared receive queue"))
     }
 }

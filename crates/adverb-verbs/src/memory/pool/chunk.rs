@@ -35,7 +35,7 @@ impl Chunk {
     ) -> Result<Arc<Chunk>> {
         let len = slot_len * count;
         let pages = if len >= HUGE_PAGE { Pages::prefer_huge(len) } else { Pages::new(len) };
-        let pages = pages.map_err(|error| Error::Allocation { len, error })?;
+        let pages = pages.map_err(|source| Error::Allocation { len, source })?;
         let region = domain.register(pages, Access::LOCAL_WRITE)?;
         // This can't fail: the pages and the rights are private.
         let region = region

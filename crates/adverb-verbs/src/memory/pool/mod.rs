@@ -14,7 +14,7 @@ use lock::Lock;
 
 use super::PoolBuf;
 use crate::device::ProtectionDomain;
-use crate::error::{Error, Result};
+use crate::error::{Error, Limit, Result};
 use crate::os::OwnerProcess;
 
 pub(super) use chunk::{Chunk, Slot};
@@ -162,10 +162,9 @@ impl Pool {
     pub fn alloc(&self, len: usize) -> Result<PoolBuf> {
         if len > Pool::MAX_BUFFER_LEN {
             return Err(Error::LimitExceeded {
-                quantity: "pool allocation size".into(),
+                limit: Limit::PoolBufferLen,
                 requested: len as u64,
                 max: Pool::MAX_BUFFER_LEN as u64,
-                hint: "use a region of its own: `ProtectionDomain::region`".into(),
             });
         }
         let shared = &self.0.0;
@@ -331,10 +330,9 @@ impl Shared {
         let grown = |registered: usize| registered.checked_add(len).filter(|grown| *grown <= self.max_bytes);
         self.registered.fetch_update(Ordering::Relaxed, Ordering::Relaxed, grown).map_err(|registered| {
             Error::LimitExceeded {
-                quantity: "pool size in bytes".into(),
+                limit: Limit::PoolBytes,
                 requested: (registered as u64).saturating_add(len as u64),
                 max: self.max_bytes as u64,
-                hint: "drop buffers, or create the pool with a larger `max_bytes`".into(),
             }
         })?;
         let chunk = Chunk::new(&self.domain, self, (partition, class), slot_len, count)

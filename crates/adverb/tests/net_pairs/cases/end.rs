@@ -8,9 +8,12 @@ use std::str::FromStr;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use adverb::Result;
 use adverb::memory::{MemoryRegion, Pages, Pool, PoolBuf};
-use adverb::net::{self, Message, Options, RemoteAccess, SendData, blocking};
-use adverb::{Error, Result};
+use adverb::net::{
+    self, ConnectionError, ExposeError, Message, Options, RecvError, RemoteAccess, RemoteErrorKind, SendData,
+    SendErrorKind, SharedRegion, blocking,
+};
 use tokio::runtime::Runtime;
 
 /// The API of a connection: blocking (threads) or async (tasks).
@@ -48,6 +51,51 @@ pub(crate) enum End {
     Tasks(net::Connection),
 }
 
+/// One end of a byte stream.
+pub(crate) enum StreamEnd {
+    Threads(blocking::Stream),
+    Tasks(Box<net::Stream>),
+}
+
+/// An end that is not connected yet.
+pub(crate) enum Opening<'a> {
+    Connect(Api, &'a Options, SocketAddr),
+    Accept(&'a AnyListener),
+}
+
+impl Opening<'_> {
+    pub(super) fn connection(&self) -> Result<End> {
+        use Opening::{Accept, Connect};
+        Ok(match *self {
+            Connect(Api::Threads, options, address) => {
+                End::Threads(blocking::Connector::new().options(options).connect(address)?)
+            }
+            Connect(Api::Tasks, options, address) => {
+                End::Tasks(wait(net::Connector::new().options(options).connect(address))?)
+            }
+            Accept(AnyListener::Threads(listener)) => End::Threads(listener.accept()?),
+            Accept(AnyListener::Tasks(listener)) => End::Tasks(wait(listener.accept())?),
+        })
+    }
+
+    pub(super) fn stream(&self) -> Result<StreamEnd> {
+        use Opening::{Accept, Connect};
+        Ok(match *self {
+            Connect(Api::Threads, options, address) => {
+                StreamEnd::Threads(blocking::Connector::new().options(options).connect_stream(address)?)
+            }
+            Connect(Api::Tasks, options, address) => {
+                let stream = wait(net::Connector::new().options(options).connect_stream(address))?;
+                StreamEnd::Tasks(Box::new(stream))
+            }
+            Accept(AnyListener::Threads(listener)) => StreamEnd::Threads(listener.accept_stream()?),
+            Accept(AnyListener::Tasks(listener)) => {
+                StreamEnd::Tasks(Box::new(wait(listener.accept_stream())?))
+            }
+        })
+    }
+}
+
 /// Calls the same method of either variant, and blocks until it returns.
 macro_rules! either {
     ($end:expr, $type:ident, $connection:ident => $call:expr) => {
@@ -59,63 +107,81 @@ macro_rules! either {
 }
 
 impl End {
-    pub(crate) fn connect(api: Api, options: &Options, address: SocketAddr) -> Result<End> {
-        match api {
-            Api::Threads => blocking::Connector::new().options(options).connect(address).map(End::Threads),
-            Api::Tasks => wait(net::Connector::new().options(options).connect(address)).map(End::Tasks),
-        }
-    }
-
-    pub(crate) fn send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<()> {
+    pub(crate) fn send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendErrorKind> {
         Ok(either!(self, End, connection => connection.send(message))?)
     }
 
-    pub(crate) fn send_with_imm<'a>(&self, message: impl Into<SendData<'a>>, immediate: u32) -> Result<()> {
+    pub(crate) fn send_with_imm<'a>(
+        &self,
+        message: impl Into<SendData<'a>>,
+        immediate: u32,
+    ) -> Result<(), SendErrorKind> {
         Ok(either!(self, End, connection => connection.send_with_imm(message, immediate))?)
     }
 
-    pub(crate) fn feed<'a>(&self, message: impl Into<SendData<'a>>) -> Result<()> {
+    pub(crate) fn feed<'a>(&self, message: impl Into<SendData<'a>>) -> Result<(), SendErrorKind> {
         Ok(either!(self, End, connection => connection.feed(message))?)
     }
 
-    pub(crate) fn flush(&self) -> Result<()> {
-        either!(self, End, connection => connection.flush())
+    pub(crate) fn flush(&self) -> Result<(), SendErrorKind> {
+        Ok(either!(self, End, connection => connection.flush())?)
     }
 
     /// Returns whether the message was sent.
-    pub(crate) fn try_send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<bool> {
+    pub(crate) fn try_send<'a>(&self, message: impl Into<SendData<'a>>) -> Result<bool, SendErrorKind> {
         let sent = match self {
             End::Threads(connection) => connection.try_send(message),
             End::Tasks(connection) => connection.try_send(message),
         };
-        match sent.map_err(Error::from) {
+        match sent.map_err(|error| error.kind) {
             Ok(()) => Ok(true),
-            Err(Error::WouldBlock { .. }) => Ok(false),
+            Err(SendErrorKind::WouldBlock { .. }) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    pub(crate) fn recv(&self) -> Result<Option<Message>> {
+    pub(crate) fn recv(&self) -> Result<Option<Message>, RecvError> {
         either!(self, End, connection => connection.recv())
     }
 
-    pub(crate) fn recv_timeout(&self, timeout: Duration) -> Result<Option<Message>> {
+    pub(crate) fn recv_timeout(&self, timeout: Duration) -> Result<Option<Message>, RecvError> {
         either!(self, End, connection => connection.recv_timeout(timeout))
     }
 
-    pub(crate) fn shutdown(&self) -> Result<()> {
-        either!(self, End, connection => connection.shutdown())
+    pub(crate) fn shutdown(&self) -> Result<(), SendErrorKind> {
+        Ok(either!(self, End, connection => connection.shutdown())?)
     }
 
-    pub(crate) fn close(self) -> Result<()> {
+    pub(crate) fn close(self) -> Result<(), ConnectionError> {
         either!(self, End, connection => connection.close())
     }
 
-    pub(crate) fn expose(&self, name: &str, len: usize, rights: RemoteAccess) -> Result<MemoryRegion> {
+    pub(crate) fn expose_region(
+        &self,
+        name: &str,
+        region: &SharedRegion,
+        rights: RemoteAccess,
+    ) -> Result<(), ExposeError> {
+        either!(self, End, connection => connection.expose_region(name, region, rights))
+    }
+
+    pub(crate) fn withdraw(&self, name: &str) -> bool {
+        match self {
+            End::Threads(connection) => connection.withdraw(name),
+            End::Tasks(connection) => connection.withdraw(name),
+        }
+    }
+
+    pub(crate) fn expose(
+        &self,
+        name: &str,
+        len: usize,
+        rights: RemoteAccess,
+    ) -> Result<MemoryRegion, ExposeError> {
         either!(self, End, connection => connection.expose(name, len, rights))
     }
 
-    pub(crate) fn remote_region(&self, name: &str) -> Result<AnyRegion<'_>> {
+    pub(crate) fn remote_region(&self, name: &str) -> Result<AnyRegion, RemoteErrorKind> {
         Ok(match self {
             End::Threads(connection) => AnyRegion::Threads(connection.remote_region(name)?),
             End::Tasks(connection) => AnyRegion::Tasks(wait(connection.remote_region(name))?),
@@ -127,11 +193,11 @@ impl End {
         base: u64,
         memory: Pages,
         rights: RemoteAccess,
-    ) -> Result<MemoryRegion> {
+    ) -> Result<MemoryRegion, ExposeError> {
         either!(self, End, connection => connection.expose_addresses(base, memory, rights))
     }
 
-    pub(crate) fn address_space(&self) -> Result<Space<'_>> {
+    pub(crate) fn address_space(&self) -> Result<Space, RemoteErrorKind> {
         Ok(match self {
             End::Threads(connection) => Space::Threads(connection.address_space()?),
             End::Tasks(connection) => Space::Tasks(wait(connection.address_space())?),
@@ -147,13 +213,13 @@ impl End {
 }
 
 /// The peer's region.
-#[derive(Clone, Copy)]
-pub(crate) enum AnyRegion<'a> {
-    Threads(blocking::RemoteRegion<'a>),
-    Tasks(net::RemoteRegion<'a>),
+#[derive(Clone)]
+pub(crate) enum AnyRegion {
+    Threads(blocking::RemoteRegion),
+    Tasks(net::RemoteRegion),
 }
 
-impl AnyRegion<'_> {
+impl AnyRegion {
     pub(crate) fn len(&self) -> u64 {
         match self {
             AnyRegion::Threads(remote) => remote.len(),
@@ -161,15 +227,22 @@ impl AnyRegion<'_> {
         }
     }
 
-    pub(crate) fn read(&self, range: Range<u64>) -> Result<PoolBuf> {
-        either!(self, AnyRegion, remote => remote.read(range))
+    pub(crate) fn read(&self, range: Range<u64>) -> Result<PoolBuf, RemoteErrorKind> {
+        Ok(either!(self, AnyRegion, remote => remote.read(range))?)
     }
 
-    pub(crate) fn read_many<const N: usize>(&self, ranges: [Range<u64>; N]) -> Result<Vec<PoolBuf>> {
-        either!(self, AnyRegion, remote => remote.read_many(ranges))
+    pub(crate) fn read_many<const N: usize>(
+        &self,
+        ranges: [Range<u64>; N],
+    ) -> Result<Vec<PoolBuf>, RemoteErrorKind> {
+        Ok(either!(self, AnyRegion, remote => remote.read_many(ranges))?)
     }
 
-    pub(crate) fn write<'a>(&self, offset: u64, bytes: impl Into<SendData<'a>>) -> Result<()> {
+    pub(crate) fn write<'a>(
+        &self,
+        offset: u64,
+        bytes: impl Into<SendData<'a>>,
+    ) -> Result<(), RemoteErrorKind> {
         Ok(either!(self, AnyRegion, remote => remote.write(offset, bytes))?)
     }
 
@@ -178,36 +251,43 @@ impl AnyRegion<'_> {
         offset: u64,
         bytes: impl Into<SendData<'a>>,
         immediate: u32,
-    ) -> Result<()> {
+    ) -> Result<(), RemoteErrorKind> {
         Ok(either!(self, AnyRegion, remote => remote.write_with_imm(offset, bytes, immediate))?)
     }
 
-    pub(crate) fn fetch_add(&self, offset: u64, add: u64) -> Result<u64> {
-        either!(self, AnyRegion, remote => remote.fetch_add(offset, add))
+    pub(crate) fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, RemoteErrorKind> {
+        Ok(either!(self, AnyRegion, remote => remote.fetch_add(offset, add))?)
     }
 
-    pub(crate) fn compare_swap(&self, offset: u64, compare: u64, swap: u64) -> Result<u64> {
-        either!(self, AnyRegion, remote => remote.compare_swap(offset, compare, swap))
+    pub(crate) fn compare_swap(&self, offset: u64, compare: u64, swap: u64) -> Result<u64, RemoteErrorKind> {
+        Ok(either!(self, AnyRegion, remote => remote.compare_swap(offset, compare, swap))?)
     }
 }
 
 /// The peer's address space.
-#[derive(Clone, Copy)]
-pub(crate) enum Space<'a> {
-    Threads(blocking::AddressSpace<'a>),
-    Tasks(net::AddressSpace<'a>),
+#[derive(Clone)]
+pub(crate) enum Space {
+    Threads(blocking::AddressSpace),
+    Tasks(net::AddressSpace),
 }
 
-impl Space<'_> {
-    pub(crate) fn read(&self, addresses: Range<u64>) -> Result<PoolBuf> {
-        either!(self, Space, space => space.read(addresses))
+impl Space {
+    pub(crate) fn read(&self, addresses: Range<u64>) -> Result<PoolBuf, RemoteErrorKind> {
+        Ok(either!(self, Space, space => space.read(addresses))?)
     }
 
-    pub(crate) fn read_many<const N: usize>(&self, addresses: [Range<u64>; N]) -> Result<Vec<PoolBuf>> {
-        either!(self, Space, space => space.read_many(addresses))
+    pub(crate) fn read_many<const N: usize>(
+        &self,
+        addresses: [Range<u64>; N],
+    ) -> Result<Vec<PoolBuf>, RemoteErrorKind> {
+        Ok(either!(self, Space, space => space.read_many(addresses))?)
     }
 
-    pub(crate) fn write<'a>(&self, address: u64, bytes: impl Into<SendData<'a>>) -> Result<()> {
+    pub(crate) fn write<'a>(
+        &self,
+        address: u64,
+        bytes: impl Into<SendData<'a>>,
+    ) -> Result<(), RemoteErrorKind> {
         Ok(either!(self, Space, space => space.write(address, bytes))?)
     }
 
@@ -216,16 +296,16 @@ impl Space<'_> {
         address: u64,
         bytes: impl Into<SendData<'a>>,
         immediate: u32,
-    ) -> Result<()> {
+    ) -> Result<(), RemoteErrorKind> {
         Ok(either!(self, Space, space => space.write_with_imm(address, bytes, immediate))?)
     }
 
-    pub(crate) fn fetch_add(&self, address: u64, add: u64) -> Result<u64> {
-        either!(self, Space, space => space.fetch_add(address, add))
+    pub(crate) fn fetch_add(&self, address: u64, add: u64) -> Result<u64, RemoteErrorKind> {
+        Ok(either!(self, Space, space => space.fetch_add(address, add))?)
     }
 
-    pub(crate) fn compare_swap(&self, address: u64, compare: u64, swap: u64) -> Result<u64> {
-        either!(self, Space, space => space.compare_swap(address, compare, swap))
+    pub(crate) fn compare_swap(&self, address: u64, compare: u64, swap: u64) -> Result<u64, RemoteErrorKind> {
+        Ok(either!(self, Space, space => space.compare_swap(address, compare, swap))?)
     }
 }
 
@@ -252,13 +332,6 @@ impl AnyListener {
             AnyListener::Threads(listener) => listener.local_addr(),
             AnyListener::Tasks(listener) => listener.local_addr(),
         }
-    }
-
-    pub(crate) fn accept(&self) -> Result<End> {
-        Ok(match self {
-            AnyListener::Threads(listener) => End::Threads(listener.accept()?),
-            AnyListener::Tasks(listener) => End::Tasks(wait(listener.accept())?),
-        })
     }
 }
 

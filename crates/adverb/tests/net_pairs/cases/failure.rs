@@ -4,8 +4,7 @@ use std::process::Command;
 use std::thread::{JoinHandle, scope, sleep};
 use std::time::{Duration, Instant};
 
-use adverb::Error;
-use adverb::net::RemoteAccess;
+use adverb::net::{ConnectionError, RecvError, RemoteAccess, RemoteErrorKind, SendErrorKind};
 
 use super::{End, Random, check, fill};
 
@@ -17,7 +16,10 @@ pub(super) fn detect_failure(end: End) {
     scope(|scope| {
         scope.spawn(|| {
             let error = end.recv().unwrap_err();
-            assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+            assert!(
+                matches!(error, RecvError::ConnectionLost(ConnectionError::PeerAborted { .. })),
+                "{error:?}"
+            );
         });
         scope.spawn(|| {
             let error = loop {
@@ -25,11 +27,11 @@ pub(super) fn detect_failure(end: End) {
                     break error;
                 }
             };
-            assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+            assert!(matches!(error, RemoteErrorKind::ConnectionLost(_)), "{error:?}");
         });
     });
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
-    assert!(matches!(end.send(b"?"), Err(Error::Disconnected { .. })));
+    assert!(matches!(end.send(b"?"), Err(SendErrorKind::ConnectionLost(_))));
 }
 
 /// Drops the connection without a close.
@@ -54,11 +56,10 @@ pub(super) struct Interruption {
 }
 
 impl Interruption {
-    /// Agrees with the peer on whether the network is interrupted, and starts the command.
-    pub(super) fn agree(end: &End) -> Interruption {
+    /// Agrees with the peer on whether the network is interrupted, by exchanging a byte, and starts the command.
+    pub(super) fn agree(exchange: impl FnOnce(u8) -> u8) -> Interruption {
         let command = std::env::var(COMMAND_VARIABLE).ok();
-        end.send(&[u8::from(command.is_some())]).unwrap();
-        let is_interrupted = end.recv().unwrap().unwrap()[..] == [1] || command.is_some();
+        let is_interrupted = exchange(u8::from(command.is_some())) == 1 || command.is_some();
         let command_thread = command.map(|command| {
             std::thread::spawn(move || {
                 sleep(Duration::from_millis(500));
@@ -76,9 +77,14 @@ impl Interruption {
     }
 }
 
+fn exchange(end: &End, byte: u8) -> u8 {
+    end.send(&[byte]).unwrap();
+    end.recv().unwrap().unwrap()[0]
+}
+
 /// Sends messages for a while, and checks the echoes.
 pub(super) fn send_despite_interruption(end: End) {
-    let interruption = Interruption::agree(&end);
+    let interruption = Interruption::agree(|byte| exchange(&end, byte));
     let lens = || {
         let mut random = Random(11);
         (0..).map(move |number| (number, random.len(60_000)))
@@ -112,7 +118,7 @@ pub(super) fn send_despite_interruption(end: End) {
 
 /// Sends every message back.
 pub(super) fn echo_despite_interruption(end: End) {
-    let interruption = Interruption::agree(&end);
+    let interruption = Interruption::agree(|byte| exchange(&end, byte));
     while let Some(message) = end.recv().unwrap() {
         end.send(message).unwrap();
     }

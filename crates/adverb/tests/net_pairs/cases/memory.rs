@@ -4,9 +4,8 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::thread::scope;
 
-use adverb::Error;
 use adverb::memory::Pages;
-use adverb::net::RemoteAccess;
+use adverb::net::{RemoteAccess, RemoteErrorKind, SharedRegion};
 
 use super::{End, check, fill};
 
@@ -54,6 +53,34 @@ pub(super) fn expose(end: End) {
     assert!(end.recv().unwrap().is_none());
 }
 
+/// Accesses a region with the rights that the peer grants, until the peer withdraws it.
+pub(super) fn access_shared(end: End) {
+    let reader = end.remote_region("to read").unwrap();
+    let writer = end.remote_region("to write").unwrap();
+    writer.write(4096, b"written").unwrap();
+    assert_eq!(&reader.read(4096..4103).unwrap()[..], b"written");
+    assert!(matches!(reader.write(0, b"x"), Err(RemoteErrorKind::NotPermitted { .. })));
+    end.send(b"withdraw it").unwrap();
+    assert_eq!(&end.recv().unwrap().unwrap()[..], b"withdrawn");
+    assert!(matches!(writer.write(0, b"x"), Err(RemoteErrorKind::Withdrawn { .. })));
+    // The rest of the connection is not affected.
+    assert_eq!(&reader.read(4096..4103).unwrap()[..], b"written");
+    end.close().unwrap();
+}
+
+pub(super) fn share(end: End) {
+    let region = SharedRegion::allocate(TABLE_LEN).unwrap();
+    end.expose_region("to read", &region, RemoteAccess::READ).unwrap();
+    end.expose_region("to write", &region, RemoteAccess::WRITE).unwrap();
+    assert_eq!(&end.recv().unwrap().unwrap()[..], b"withdraw it");
+    assert!(end.withdraw("to write"));
+    end.send(b"withdrawn").unwrap();
+    assert!(end.recv().unwrap().is_none());
+    let mut bytes = [0; 7];
+    region.read(4096, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"written");
+}
+
 const THREADS: u64 = 4;
 const EACH: u64 = 100;
 
@@ -84,18 +111,18 @@ pub(super) fn expose_counter(end: End) {
 /// Attempts invalid operations. The connection continues.
 pub(super) fn access_without_rights(end: End) {
     let log = end.remote_region("log").unwrap();
-    assert!(matches!(log.write(0, b"x"), Err(Error::InvalidRequest { .. })));
-    assert!(matches!(log.fetch_add(0, 1), Err(Error::InvalidRequest { .. })));
-    assert!(matches!(log.compare_swap(0, 0, 1), Err(Error::InvalidRequest { .. })));
-    assert!(matches!(log.read(63..65), Err(Error::OutOfBounds { .. })));
+    assert!(matches!(log.write(0, b"x"), Err(RemoteErrorKind::NotPermitted { .. })));
+    assert!(matches!(log.fetch_add(0, 1), Err(RemoteErrorKind::NotPermitted { .. })));
+    assert!(matches!(log.compare_swap(0, 0, 1), Err(RemoteErrorKind::NotPermitted { .. })));
+    assert!(matches!(log.read(63..65), Err(RemoteErrorKind::OutOfBounds { .. })));
     let words = end.remote_region("words").unwrap();
-    assert!(matches!(words.read(0..8), Err(Error::InvalidRequest { .. })));
-    assert!(matches!(words.write(0, b"x"), Err(Error::InvalidRequest { .. })));
-    assert!(matches!(words.fetch_add(4, 1), Err(Error::Unaligned { .. })));
-    assert!(matches!(words.fetch_add(64, 1), Err(Error::OutOfBounds { .. })));
+    assert!(matches!(words.read(0..8), Err(RemoteErrorKind::NotPermitted { .. })));
+    assert!(matches!(words.write(0, b"x"), Err(RemoteErrorKind::NotPermitted { .. })));
+    assert!(matches!(words.fetch_add(4, 1), Err(RemoteErrorKind::Unaligned { .. })));
+    assert!(matches!(words.fetch_add(64, 1), Err(RemoteErrorKind::OutOfBounds { .. })));
     let write_only = end.remote_region("box").unwrap();
-    assert!(matches!(write_only.read(0..1), Err(Error::InvalidRequest { .. })));
-    assert!(matches!(write_only.write(u64::MAX, b"x"), Err(Error::OutOfBounds { .. })));
+    assert!(matches!(write_only.read(0..1), Err(RemoteErrorKind::NotPermitted { .. })));
+    assert!(matches!(write_only.write(u64::MAX, b"x"), Err(RemoteErrorKind::OutOfBounds { .. })));
     // Valid operations succeed.
     assert_eq!(log.read(0..64).unwrap().len(), 64);
     assert_eq!(words.fetch_add(56, 3).unwrap(), 0);
@@ -149,14 +176,20 @@ pub(super) fn access_addresses(end: End) {
     let backwards = Range { start: FIRST_ADDR + 8, end: FIRST_ADDR };
     for addresses in unexposed.into_iter().chain([FIRST_ADDR..SECOND_ADDR + 1, backwards]) {
         let error = space.read(addresses.clone()).unwrap_err();
-        assert!(matches!(error, Error::InvalidRequest { .. }), "{addresses:x?}: {error}");
+        assert!(
+            matches!(error, RemoteErrorKind::UnknownAddresses { addresses: unknown } if unknown == addresses),
+            "{addresses:x?}"
+        );
     }
     for address in [FIRST_ADDR - 1, FIRST_ADDR + PIECE_LEN - 2, SECOND_ADDR + PIECE_LEN, u64::MAX - 1] {
-        assert!(matches!(space.write(address, b"xyz"), Err(Error::InvalidRequest { .. })), "{address:x}");
+        assert!(
+            matches!(space.write(address, b"xyz"), Err(RemoteErrorKind::UnknownAddresses { .. })),
+            "{address:x}"
+        );
     }
-    assert!(matches!(space.fetch_add(SECOND_ADDR, 1), Err(Error::InvalidRequest { .. })));
-    assert!(matches!(space.fetch_add(FIRST_ADDR + 4, 1), Err(Error::Unaligned { .. })));
-    assert!(matches!(space.fetch_add(u64::MAX - 7, 1), Err(Error::InvalidRequest { .. })));
+    assert!(matches!(space.fetch_add(SECOND_ADDR, 1), Err(RemoteErrorKind::NotPermitted { .. })));
+    assert!(matches!(space.fetch_add(FIRST_ADDR + 4, 1), Err(RemoteErrorKind::Unaligned { .. })));
+    assert!(matches!(space.fetch_add(u64::MAX - 7, 1), Err(RemoteErrorKind::UnknownAddresses { .. })));
 
     space.write_with_imm(SECOND_ADDR + PIECE_LEN - 4, b"last", 42).unwrap();
     end.close().unwrap();

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
-use adverb::Error;
 use adverb::net::RemoteAccess;
+use adverb::net::{RecvError, SendErrorKind};
 
 use super::{End, Random, check, fill};
 
@@ -198,7 +198,7 @@ pub(super) fn shut_down(end: End) {
     }
     end.shutdown().unwrap();
     let error = end.send(b"more").unwrap_err();
-    assert!(matches!(error, Error::Disconnected { .. }), "{error}");
+    assert!(matches!(error, SendErrorKind::ShutDown { .. }), "{error:?}");
     for (number, &len) in REPLY_LENS.iter().enumerate() {
         check(number, len, &end.recv().unwrap().expect("the peer still sends"));
     }
@@ -294,7 +294,7 @@ pub(super) fn recv_after_signal(end: End) {
 pub(super) fn recv_with_timeout(end: End) {
     let start = Instant::now();
     let error = end.recv_timeout(Duration::from_millis(50)).unwrap_err();
-    assert!(matches!(error, Error::Timeout { .. }), "{error}");
+    assert!(matches!(error, RecvError::TimedOut { .. }), "{error:?}");
     assert!(start.elapsed() < super::TIMEOUT / 3, "{:?}", start.elapsed());
     end.send(b"ping").unwrap();
     assert_eq!(&end.recv().unwrap().unwrap()[..], b"pong");

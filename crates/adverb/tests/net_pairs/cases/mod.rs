@@ -19,9 +19,10 @@ mod streams;
 use std::time::Duration;
 
 use adverb::net::{Bootstrap, Key, Options};
+use end::{End, StreamEnd};
 use random::Random;
 
-pub(crate) use end::{AnyListener, Api, End};
+pub(crate) use end::{AnyListener, Api, Opening};
 
 /// A test case.
 pub(crate) struct Case {
@@ -29,10 +30,16 @@ pub(crate) struct Case {
     /// The options of each end.
     pub(crate) options: fn(Role, Options) -> Options,
     /// The code of each end, which panics if a check fails.
-    pub(crate) client: fn(End),
-    pub(crate) server: fn(End),
+    client: Code,
+    server: Code,
     /// Whether the connector must be async.
     pub(crate) needs_async_client: bool,
+}
+
+/// The code of an end.
+enum Code {
+    Connection(fn(End)),
+    Stream(fn(StreamEnd)),
 }
 
 /// The role of an end: connector or listener.
@@ -54,11 +61,15 @@ impl Case {
         (self.options)(role, options.timeout(TIMEOUT).keepalive(Duration::from_secs(1)))
     }
 
-    /// Runs the code of an end.
-    pub(crate) fn run(&self, role: Role, end: End) {
-        match role {
-            Role::Client => (self.client)(end),
-            Role::Server => (self.server)(end),
+    /// Connects an end, and runs its code.
+    pub(crate) fn run(&self, role: Role, opening: &Opening<'_>) {
+        let code = match role {
+            Role::Client => &self.client,
+            Role::Server => &self.server,
+        };
+        match code {
+            Code::Connection(run) => run(opening.connection().unwrap()),
+            Code::Stream(run) => run(opening.stream().unwrap()),
         }
     }
 }
@@ -70,6 +81,7 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 macro_rules! cases {
     (
         any_api { $($name:ident($options:expr) $client:path, $server:path;)* }
+        streams { $($stream_name:ident($stream_options:expr) $stream_client:path, $stream_server:path;)* }
         tasks { $($tasks_name:ident($tasks_options:expr) $tasks_client:path, $tasks_server:path;)* }
     ) => {
         /// All cases.
@@ -77,15 +89,22 @@ macro_rules! cases {
             $(Case {
                 name: stringify!($name),
                 options: $options,
-                client: $client,
-                server: $server,
+                client: Code::Connection($client),
+                server: Code::Connection($server),
+                needs_async_client: false,
+            },)*
+            $(Case {
+                name: stringify!($stream_name),
+                options: $stream_options,
+                client: Code::Stream($stream_client),
+                server: Code::Stream($stream_server),
                 needs_async_client: false,
             },)*
             $(Case {
                 name: stringify!($tasks_name),
                 options: $tasks_options,
-                client: $tasks_client,
-                server: $tasks_server,
+                client: Code::Connection($tasks_client),
+                server: Code::Connection($tasks_server),
                 needs_async_client: true,
             },)*
         ];
@@ -95,6 +114,10 @@ macro_rules! cases {
             $(#[test]
             fn $name() {
                 crate::run_in_process(stringify!($name));
+            })*
+            $(#[test]
+            fn $stream_name() {
+                crate::run_in_process(stringify!($stream_name));
             })*
             $(#[test]
             fn $tasks_name() {
@@ -124,11 +147,15 @@ cases! {
         exposed_memory_is_accessed_without_calls_of_the_peer(default_options) memory::access, memory::expose;
         a_remote_counter_is_incremented_while_messages_are_sent(minimal) memory::count, memory::expose_counter;
         access_without_the_right_is_rejected(default_options) memory::access_without_rights, memory::expose_with_few_rights;
+        messages_arrive_over_a_shared_domain(shared_domain) messages::exchange_long, messages::exchange_long;
+        a_shared_region_is_accessed_until_it_is_withdrawn(shared_domain) memory::access_shared, memory::share;
         exposed_memory_is_accessed_by_address(default_options) memory::access_addresses, memory::expose_addresses;
-        streams_carry_bytes_in_both_directions(default_options) streams::exchange_long, streams::exchange_long;
-        streams_work_with_the_smallest_rings(minimal) streams::exchange_short, streams::exchange_short;
         a_dropped_peer_is_detected(short_keepalive) failure::detect_failure, failure::drop_connection;
         messages_survive_a_network_interruption(reconnecting_over_cm) failure::send_despite_interruption, failure::echo_despite_interruption;
+    }
+    streams {
+        streams_carry_bytes_in_both_directions(default_options) streams::exchange_long, streams::exchange_long;
+        streams_work_with_the_smallest_rings(minimal) streams::exchange_short, streams::exchange_short;
         streams_survive_a_network_interruption(reconnecting_over_tcp) streams::write_despite_interruption, streams::copy_despite_interruption;
     }
     tasks {
@@ -165,6 +192,10 @@ fn long_connect_timeout(_: Role, options: Options) -> Options {
 /// The minimum ring size and number of outstanding writes, so that all indices wrap often.
 fn minimal(_: Role, options: Options) -> Options {
     options.recv_ring_size(512).max_outstanding_writes(4)
+}
+
+fn shared_domain(_: Role, options: Options) -> Options {
+    options.shared_domain(true)
 }
 
 fn minimal_eager(role: Role, options: Options) -> Options {

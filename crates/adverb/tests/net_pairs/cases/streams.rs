@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::end::wait;
 use super::failure::Interruption;
-use super::{End, Random};
+use super::{Random, StreamEnd};
 
 /// Returns the byte at an index of a stream.
 fn byte(at: usize) -> u8 {
@@ -20,24 +20,24 @@ fn check(from: usize, bytes: &[u8]) {
     assert_eq!(wrong, None, "of {} bytes from {from}", bytes.len());
 }
 
-pub(super) fn exchange_long(end: End) {
+pub(super) fn exchange_long(end: StreamEnd) {
     write_and_read(end, 1 << 20, 100_000);
 }
 
-pub(super) fn exchange_short(end: End) {
+pub(super) fn exchange_short(end: StreamEnd) {
     // Too short for rendezvous messages.
     write_and_read(end, 50_000, 3_000);
 }
 
 /// Writes `total` bytes in pieces of up to `max`, reads the same number of bytes of the peer meanwhile, up to the end
 /// of its stream, and closes.
-fn write_and_read(end: End, total: usize, max: usize) {
+fn write_and_read(end: StreamEnd, total: usize, max: usize) {
     let bytes: Vec<u8> = (0..total).map(byte).collect();
     let (mut lens, mut at) = (Random(5), 0);
     let mut piece = vec![0; max];
     match end {
-        End::Threads(connection) => {
-            let (mut reader, mut writer) = connection.into_stream().into_split();
+        StreamEnd::Threads(stream) => {
+            let (mut reader, mut writer) = stream.into_split();
             scope(|scope| {
                 scope.spawn(|| {
                     let (mut lens, mut rest) = (Random(6), &bytes[..]);
@@ -58,8 +58,8 @@ fn write_and_read(end: End, total: usize, max: usize) {
                 }
             });
         }
-        End::Tasks(connection) => wait(async {
-            let (mut reader, mut writer) = connection.into_stream().into_split();
+        StreamEnd::Tasks(stream) => wait(async {
+            let (mut reader, mut writer) = stream.into_split();
             let writing = async {
                 let (mut lens, mut rest) = (Random(6), &bytes[..]);
                 while !rest.is_empty() {
@@ -85,9 +85,24 @@ fn write_and_read(end: End, total: usize, max: usize) {
     assert_eq!(at, total);
 }
 
+fn exchange(end: &mut StreamEnd, byte: u8) -> u8 {
+    let mut answer = [0];
+    match end {
+        StreamEnd::Threads(stream) => {
+            stream.write_all(&[byte]).unwrap();
+            stream.read_exact(&mut answer).unwrap();
+        }
+        StreamEnd::Tasks(stream) => wait(async {
+            stream.write_all(&[byte]).await.unwrap();
+            stream.read_exact(&mut answer).await.unwrap();
+        }),
+    }
+    answer[0]
+}
+
 /// Writes bytes for a while, and checks the echo.
-pub(super) fn write_despite_interruption(end: End) {
-    let interruption = Interruption::agree(&end);
+pub(super) fn write_despite_interruption(mut end: StreamEnd) {
+    let interruption = Interruption::agree(|byte| exchange(&mut end, byte));
     let (mut lens, mut written, mut read) = (Random(12), 0, 0);
     let (start, mut last, mut gap) = (Instant::now(), Instant::now(), Duration::ZERO);
     let mut next = |from: usize| (from..from + 1 + lens.len(100_000)).map(byte).collect::<Vec<u8>>();
@@ -98,8 +113,8 @@ pub(super) fn write_despite_interruption(end: End) {
         (gap, last) = (gap.max(last.elapsed()), Instant::now());
     };
     match end {
-        End::Threads(connection) => {
-            let (mut reader, mut writer) = connection.into_stream().into_split();
+        StreamEnd::Threads(stream) => {
+            let (mut reader, mut writer) = stream.into_split();
             scope(|scope| {
                 scope.spawn(|| {
                     while start.elapsed() < interruption.time {
@@ -118,8 +133,8 @@ pub(super) fn write_despite_interruption(end: End) {
                 }
             });
         }
-        End::Tasks(connection) => wait(async {
-            let (mut reader, mut writer) = connection.into_stream().into_split();
+        StreamEnd::Tasks(stream) => wait(async {
+            let (mut reader, mut writer) = stream.into_split();
             let writing = async {
                 while start.elapsed() < interruption.time {
                     let bytes = next(written);
@@ -146,16 +161,16 @@ pub(super) fn write_despite_interruption(end: End) {
 }
 
 /// Writes all received bytes back.
-pub(super) fn copy_despite_interruption(end: End) {
-    let interruption = Interruption::agree(&end);
+pub(super) fn copy_despite_interruption(mut end: StreamEnd) {
+    let interruption = Interruption::agree(|byte| exchange(&mut end, byte));
     match end {
-        End::Threads(connection) => {
-            let (mut reader, mut writer) = connection.into_stream().into_split();
+        StreamEnd::Threads(stream) => {
+            let (mut reader, mut writer) = stream.into_split();
             std::io::copy(&mut reader, &mut writer).unwrap();
             writer.shutdown().unwrap();
         }
-        End::Tasks(connection) => wait(async {
-            let (mut reader, mut writer) = connection.into_stream().into_split();
+        StreamEnd::Tasks(stream) => wait(async {
+            let (mut reader, mut writer) = stream.into_split();
             tokio::io::copy(&mut reader, &mut writer).await.unwrap();
             writer.shutdown().await.unwrap();
         }),

@@ -3,15 +3,15 @@
 use std::io;
 use std::ptr::NonNull;
 
+use adverb_proto::explain::Call;
 use adverb_proto::types::{Qpn, RejectReason};
 use adverb_sys::{self as sys, rdma_cm_event};
 
-use super::super::verb_error;
 use super::{Identifier, decode_address};
 use crate::backend::connection_manager::{
     self as plain, Depths, Event, Purpose, Request, sidr_reject_reason,
 };
-use crate::error::Result;
+use crate::error::{Result, call_failed};
 
 impl Identifier {
     pub(in crate::backend) fn try_event(&self) -> Result<Option<Event>> {
@@ -22,7 +22,7 @@ impl Identifier {
             let error = io::Error::last_os_error();
             return match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-                _ => Err(verb_error(error, "reading an event of the connection manager".to_owned())),
+                _ => Err(call_failed(Call::Poll, "reading an event of the connection manager", error)),
             };
         }
         // SAFETY: the event was read, and isn't acknowledged yet. Its parameters are those of a connection or of

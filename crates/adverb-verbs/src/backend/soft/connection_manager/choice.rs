@@ -7,10 +7,11 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 
+use adverb_proto::explain::Call;
 use adverb_proto::types::Gid;
 
 use super::super::Device;
-use crate::error::{Error, Result};
+use crate::error::{Result, call_failed};
 
 /// Returns the open NICs that can listen at `address`: those with this address, for `0.0.0.0` those with any IPv4
 /// address, and for `::` all.
@@ -34,16 +35,8 @@ pub(in crate::backend) fn open_listening(address: IpAddr) -> Result<Arc<Device>>
     if address.is_unspecified() || device.nic.addresses().contains(&address) {
         return Ok(device);
     }
-    Err(Error::Verb {
-        action: format!("listening at {address}"),
-        error: io::Error::from_raw_os_error(libc::EADDRINUSE),
-        hint: format!(
-            "listen at another address (127.0.0.2, for example): another process has a software device at this one; \
-             or listen at all addresses (0.0.0.0 or ::), and let Adverb programs connect to {}",
-            device.nic.addresses().first().map_or(address, |address| *address)
-        )
-        .into(),
-    })
+    let error = io::Error::from_raw_os_error(libc::EADDRINUSE);
+    Err(call_failed(Call::OpenSoftDevice, format!("listening at {address}"), error))
 }
 
 /// Opens a NIC at a loopback address. If `address` is unspecified or the default loopback address, the NIC may have
@@ -88,11 +81,8 @@ pub(in crate::backend) fn open_connecting(local: Option<IpAddr>, peer: IpAddr) -
 
 /// Opens a NIC at a random loopback address, which is most likely unused.
 fn open_random_loopback() -> Result<Arc<Device>> {
-    let address = adverb_soft::open::random_loopback().map_err(|error| Error::Verb {
-        action: "choosing a loopback address".to_owned(),
-        error,
-        hint: "".into(),
-    })?;
+    let address = adverb_soft::open::random_loopback()
+        .map_err(|error| call_failed(Call::System, "choosing a loopback address", error))?;
     open(address.into())
 }
 

@@ -1,17 +1,17 @@
 //! Byte streams for threads.
 
-use std::fmt;
 use std::io::{self, BufRead, IoSlice, Read, Write};
-use std::net::SocketAddr;
 use std::sync::Arc;
 
-use adverb_verbs::Result;
+use adverb_verbs::internal::WithCauses;
 use adverb_verbs::memory::PoolBuf;
 
 use super::Connection;
-use crate::driver::{Driver, StreamWrite};
+use crate::driver::Driver;
 #[allow(unused_imports, reason = "for links")]
 use crate::options::Options;
+
+crate::api::stream!(Stream: reader.shared, ReadHalf: shared, WriteHalf: shared);
 
 /// A byte stream over a connection, like a TCP stream.
 ///
@@ -31,16 +31,16 @@ use crate::options::Options;
 ///
 /// ```
 /// use std::io::{Read, Write};
-/// use adverb::net::blocking::{Listener, connect};
+/// use adverb::net::blocking::{Listener, connect_stream};
 ///
 /// let listener = Listener::bind("127.0.0.1:0")?;
 /// let address = listener.local_addr();
 /// std::thread::spawn(move || {
-///     let (mut reader, mut writer) = listener.accept()?.into_stream().into_split();
+///     let (mut reader, mut writer) = listener.accept_stream()?.into_split();
 ///     std::io::copy(&mut reader, &mut writer)?;
 ///     writer.shutdown()
 /// });
-/// let mut stream = connect(address)?.into_stream();
+/// let mut stream = connect_stream(address)?;
 /// stream.write_all(b"hello, world")?;
 /// stream.shutdown()?;
 /// let mut answer = String::new();
@@ -48,7 +48,6 @@ use crate::options::Options;
 /// assert_eq!(answer, "hello, world");
 /// # Ok::<(), std::io::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct Stream {
     reader: ReadHalf,
     writer: WriteHalf,
@@ -69,30 +68,16 @@ pub struct WriteHalf {
     shared: Arc<Shared>,
 }
 
-/// State shared by the halves: the connection, present until drop.
-struct Shared(Option<Connection>);
-
-impl Connection {
-    /// Converts the connection into a byte stream.
-    pub fn into_stream(self) -> Stream {
-        self.into()
-    }
-}
-
-impl From<Connection> for Stream {
-    fn from(connection: Connection) -> Stream {
-        // Messages that were fed and not flushed are sent before the first write.
-        connection.driver.flush(&mut connection.driver.lock());
-        let shared = Arc::new(Shared(Some(connection)));
-        let reader = ReadHalf { shared: Arc::clone(&shared), rest: None };
-        Stream { reader, writer: WriteHalf { shared } }
-    }
+/// State shared by the halves.
+struct Shared {
+    connection: Connection,
 }
 
 impl Stream {
-    /// Splits the stream into two halves, for two threads. The connection is closed when both halves have been dropped.
-    pub fn into_split(self) -> (ReadHalf, WriteHalf) {
-        (self.reader, self.writer)
+    /// Converts a connection without other handles.
+    pub(crate) fn new(connection: Connection) -> Stream {
+        let shared = Arc::new(Shared { connection });
+        Stream { reader: ReadHalf { shared: Arc::clone(&shared), rest: None }, writer: WriteHalf { shared } }
     }
 
     /// Shuts down the sending direction, and waits until the peer's device has received all written bytes.
@@ -103,18 +88,6 @@ impl Stream {
     pub fn shutdown(&mut self) -> io::Result<()> {
         self.writer.shutdown()
     }
-
-    /// Returns the peer's address.
-    pub fn peer_addr(&self) -> SocketAddr {
-        self.reader.peer_addr()
-    }
-}
-
-impl ReadHalf {
-    /// Returns the peer's address.
-    pub fn peer_addr(&self) -> SocketAddr {
-        self.shared.connection().peer_addr()
-    }
 }
 
 impl WriteHalf {
@@ -124,17 +97,8 @@ impl WriteHalf {
     ///
     /// Returns the errors of [`Stream::shutdown`].
     pub fn shutdown(&mut self) -> io::Result<()> {
-        let driver = self.shared.driver();
-        Ok(driver.wait(
-            driver.options.timeout,
-            "waiting for the peer to receive all messages",
-            Driver::end_stream,
-        )?)
-    }
-
-    /// Returns the peer's address.
-    pub fn peer_addr(&self) -> SocketAddr {
-        self.shared.connection().peer_addr()
+        let driver = &self.shared.connection.driver;
+        Ok(driver.wait(driver.options.timeout, Driver::end_stream)?)
     }
 }
 
@@ -143,17 +107,14 @@ impl BufRead for ReadHalf {
         if self.rest.as_ref().is_none_or(|rest| rest.is_empty()) {
             // The buffer returns to its pool before the wait.
             self.rest = None;
-            let driver = self.shared.driver();
-            self.rest =
-                driver.wait(driver.options.timeout, "waiting to receive bytes", Driver::next_bytes)?;
+            let driver = &self.shared.connection.driver;
+            self.rest = driver.wait(driver.options.timeout, Driver::next_bytes)?;
         }
         Ok(self.rest.as_deref().unwrap_or_default())
     }
 
     fn consume(&mut self, count: usize) {
-        if let Some(rest) = &mut self.rest {
-            rest.advance(count).expect("consume() of more bytes than fill_buf() returned");
-        }
+        self.advance(count);
     }
 }
 
@@ -178,7 +139,7 @@ impl Read for ReadHalf {
 impl ReadHalf {
     /// Takes the next received piece, if there is one, without polling the device. Returns whether there was one.
     fn take_next_piece(&mut self) -> bool {
-        let driver = self.shared.driver();
+        let driver = &self.shared.connection.driver;
         // The next read returns an end or an error again.
         let piece = driver.next_bytes(&mut driver.lock());
         self.rest = piece.ok().flatten().flatten();
@@ -195,50 +156,31 @@ impl Write for WriteHalf {
         if pieces.iter().all(|piece| piece.is_empty()) {
             return Ok(0);
         }
-        let driver = self.shared.driver();
+        let driver = &self.shared.connection.driver;
         loop {
-            let written = driver.wait(driver.options.timeout, "waiting to send", |driver, core| {
-                driver.write_some(core, pieces)
-            });
-            let (len, lane, number) = match written? {
-                StreamWrite::Queued(count) => return Ok(count),
-                StreamWrite::Copy { len, lane, number } => (len, lane, number),
-            };
-            let copy = driver.copy(&lane, number, pieces, len)?;
-            // The connection may be reconnecting by now.
-            if driver.send_copy(&mut driver.lock(), copy)? {
-                return Ok(len);
+            let written = driver.wait(driver.options.timeout, |driver, core| driver.write_some(core, pieces));
+            if let Some(count) = driver.finish_write(written?, pieces)? {
+                return Ok(count);
             }
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        let driver = self.shared.driver();
-        let sent =
-            driver.wait(driver.options.timeout, "waiting to send", |driver, core| driver.is_flushed(core));
+        let driver = &self.shared.connection.driver;
+        let sent = driver.wait(driver.options.timeout, |driver, core| driver.is_flushed(core));
         Ok(sent?)
-    }
-}
-
-impl Shared {
-    fn connection(&self) -> &Connection {
-        self.0.as_ref().expect("the connection is present until drop")
-    }
-
-    fn driver(&self) -> &Driver {
-        &self.connection().driver
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let Some(connection) = self.0.take() else { return };
-        if !connection.driver.is_owned() || !connection.driver.is_open(&connection.driver.lock()) {
-            return;
-        }
-        let peer = connection.peer_addr();
-        if let Err(error) = connection.close() {
-            tracing::debug!(%peer, %error, "could not close the connection of a dropped stream");
+        let driver = &self.connection.driver;
+        if driver.is_owned()
+            && driver.is_open(&driver.lock())
+            && let Err(error) = self.connection.close()
+        {
+            let peer = self.connection.peer_addr();
+            tracing::debug!(%peer, error = %WithCauses(&error), "could not close the connection of a dropped stream");
         }
     }
 }
@@ -246,12 +188,11 @@ impl Drop for Shared {
 impl Drop for WriteHalf {
     fn drop(&mut self) {
         // Without a read half, the connection is about to be closed, which ends the stream too.
-        let driver = self.shared.driver();
+        let driver = &self.shared.connection.driver;
         if Arc::strong_count(&self.shared) > 1 && driver.is_owned() {
-            let ended: Result<()> =
-                driver.wait(driver.options.connect_timeout, "waiting to send", Driver::shutdown_and_flush);
+            let ended = driver.wait(driver.options.connect_timeout, Driver::shutdown_and_flush);
             if let Err(error) = ended {
-                tracing::debug!(%error, "could not send the end of a dropped stream");
+                tracing::debug!(error = %WithCauses(&error), "could not send the end of a dropped stream");
             }
         }
     }
@@ -284,17 +225,5 @@ impl Write for Stream {
 
     fn flush(&mut self) -> io::Result<()> {
         self.writer.flush()
-    }
-}
-
-impl fmt::Debug for ReadHalf {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadHalf").field("peer", &self.peer_addr()).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for WriteHalf {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WriteHalf").field("peer", &self.peer_addr()).finish_non_exhaustive()
     }
 }

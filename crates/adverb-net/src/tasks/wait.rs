@@ -7,12 +7,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
-use adverb_verbs::Result;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Sleep, sleep_until};
 
 use crate::driver::{Core, Driver};
-use crate::error::verb_error;
+use crate::error::ConnectionError;
 use crate::wait::{Block, CallerKind, WaitingCaller, WakerId};
 
 /// The wait of a task, which may never be polled again.
@@ -62,14 +61,14 @@ impl TaskWait {
     /// Returns the value of `ready`, once there is one. Handles the connection's timeouts meanwhile.
     ///
     /// `events` is readable when an event may be pending.
-    pub(super) fn poll<T>(
+    pub(super) fn poll<T, E: From<ConnectionError>>(
         &mut self,
         cx: &mut Context<'_>,
         driver: &Driver,
         events: &AsyncFd<OwnedFd>,
         mut timer: Pin<&mut Option<Sleep>>,
-        ready: &mut impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
-    ) -> Poll<Result<T>> {
+        ready: &mut impl FnMut(&Driver, &mut Core) -> Result<Option<T>, E>,
+    ) -> Poll<Result<T, E>> {
         match self.state {
             State::Begun => {}
             State::Idle => {
@@ -136,21 +135,24 @@ impl TaskWait {
         cx: &mut Context<'_>,
         driver: &Driver,
         events: &AsyncFd<OwnedFd>,
-    ) -> Poll<Result<bool>> {
+    ) -> Poll<Result<bool, ConnectionError>> {
         // A descriptor has one waker only, and its task may never be polled again.
         let all = Waker::from(Arc::clone(driver.wakers()));
         let Poll::Ready(event) = events.poll_read_ready(&mut Context::from_waker(&all)) else {
             return Poll::Ready(Ok(false));
         };
-        let mut event = event.map_err(|error| verb_error("waiting for an event", error, ""))?;
+        let failed = |error| ConnectionError::system(driver.peer(), "waiting for an event", error);
+        let mut event = event.map_err(failed)?;
         self.remove_waker(driver);
         let Some(mut locked) = driver.try_locked() else { return yield_now(cx) };
         if !locked.core.has_lane() {
             // The handshake of the lane takes its events.
             return Poll::Ready(Ok(true));
         }
-        if locked.core.lane().take_events()? {
-            self.caller.event_taken(&mut locked);
+        match locked.core.lane().take_events() {
+            Ok(true) => self.caller.event_taken(&mut locked),
+            Ok(false) => {}
+            Err(error) => driver.handle_lane_failure(&mut locked.core, error),
         }
         event.clear_ready();
         driver.check_manager(&mut locked.core);

@@ -1,25 +1,27 @@
 //! Byte streams for tasks.
 
-use std::fmt;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
-use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use adverb_verbs::Result;
+use adverb_verbs::internal::WithCauses;
 use adverb_verbs::memory::PoolBuf;
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
+use tokio::runtime::Handle;
 use tokio::time::{Sleep, sleep};
 
 use super::Connection;
 use super::wait::TaskWait;
 use crate::driver::{Core, Driver, StreamWrite};
+use crate::error::{SendErrorKind, WaitError};
 #[allow(unused_imports, reason = "for links")]
 use crate::options::Options;
+
+crate::api::stream!(Stream: reader.shared, ReadHalf: shared, WriteHalf: shared);
 
 /// A byte stream over a connection, like a TCP stream, for code that reads and writes TCP streams, such as hyper and
 /// tonic.
@@ -41,18 +43,18 @@ use crate::options::Options;
 /// data, so the peer can use messages instead of a stream.
 ///
 /// ```
-/// use adverb::net::{Listener, connect};
+/// use adverb::net::{Listener, connect_stream};
 /// use tokio::io::{AsyncReadExt, AsyncWriteExt};
 ///
 /// # tokio::runtime::Runtime::new().unwrap().block_on(async {
 /// let listener = Listener::bind("127.0.0.1:0").await?;
 /// let address = listener.local_addr();
 /// tokio::spawn(async move {
-///     let (mut reader, mut writer) = listener.accept().await?.into_stream().into_split();
+///     let (mut reader, mut writer) = listener.accept_stream().await?.into_split();
 ///     tokio::io::copy(&mut reader, &mut writer).await?;
 ///     writer.shutdown().await
 /// });
-/// let mut stream = connect(address).await?.into_stream();
+/// let mut stream = connect_stream(address).await?;
 /// stream.write_all(b"hello, world").await?;
 /// stream.shutdown().await?;
 /// let mut answer = String::new();
@@ -66,7 +68,6 @@ use crate::options::Options;
 ///
 /// If a pending read is dropped, no byte is consumed. If a pending write is dropped, no byte is sent. For tokio's
 /// `read_exact` and `write_all`, the cancel safety that tokio documents applies.
-#[derive(Debug)]
 pub struct Stream {
     reader: ReadHalf,
     writer: WriteHalf,
@@ -90,8 +91,9 @@ pub struct WriteHalf {
 
 /// State shared by the halves.
 struct Shared {
-    /// Present until drop.
-    connection: Option<Connection>,
+    connection: Connection,
+    /// The runtime of the flush task, and of the task that closes the connection.
+    runtime: Handle,
     /// Whether the flush task runs.
     has_flush_task: AtomicBool,
     /// Whether the write half was dropped, so that the end of the stream must be sent.
@@ -108,55 +110,21 @@ struct Wait {
 /// The delay before the flush task sends queued bytes. Further writes may send them meanwhile.
 const FLUSH_DELAY: Duration = Duration::from_millis(1);
 
-impl Connection {
-    /// Converts the connection into a byte stream.
-    pub fn into_stream(self) -> Stream {
-        self.into()
-    }
-}
-
-impl From<Connection> for Stream {
-    fn from(connection: Connection) -> Stream {
+impl Stream {
+    /// Converts a connection without other handles.
+    pub(crate) fn new(connection: Connection) -> Stream {
         let wait = || Wait::new(TaskWait::new(&connection.driver));
-        let waits = [wait(), wait(), wait()];
+        let [read, write, flush] = [wait(), wait(), wait()];
         let shared = Arc::new(Shared {
-            connection: Some(connection),
+            connection,
+            runtime: Handle::current(),
             has_flush_task: AtomicBool::new(false),
             is_write_half_dropped: AtomicBool::new(false),
         });
-        // Messages that were fed and not flushed are sent before the first write.
-        shared.flush_or_start_task();
-        let [read, write, flush] = waits;
         Stream {
             reader: ReadHalf { shared: Arc::clone(&shared), rest: None, wait: read },
             writer: WriteHalf { shared, wait: write, flush },
         }
-    }
-}
-
-impl Stream {
-    /// Splits the stream into two halves, for two tasks. The connection is closed when both halves have been dropped.
-    pub fn into_split(self) -> (ReadHalf, WriteHalf) {
-        (self.reader, self.writer)
-    }
-
-    /// Returns the peer's address.
-    pub fn peer_addr(&self) -> SocketAddr {
-        self.reader.peer_addr()
-    }
-}
-
-impl ReadHalf {
-    /// Returns the peer's address.
-    pub fn peer_addr(&self) -> SocketAddr {
-        self.shared.connection().peer_addr()
-    }
-}
-
-impl WriteHalf {
-    /// Returns the peer's address.
-    pub fn peer_addr(&self) -> SocketAddr {
-        self.shared.connection().peer_addr()
     }
 }
 
@@ -175,9 +143,7 @@ impl AsyncBufRead for ReadHalf {
     }
 
     fn consume(self: Pin<&mut Self>, count: usize) {
-        if let Some(rest) = &mut self.get_mut().rest {
-            rest.advance(count).expect("consume() of more bytes than poll_fill_buf() returned");
-        }
+        self.get_mut().advance(count);
     }
 }
 
@@ -206,7 +172,7 @@ impl AsyncRead for ReadHalf {
 impl ReadHalf {
     /// Takes the next received piece, if there is one, without polling the device. Returns whether there was one.
     fn take_next_piece(&mut self) -> bool {
-        let driver = &self.shared.connection().driver;
+        let driver = &self.shared.connection.driver;
         // The next read returns an end or an error again.
         if let Some(mut core) = driver.try_lock()
             && let Ok(Some(Some(piece))) = driver.next_bytes(&mut core)
@@ -240,22 +206,19 @@ impl AsyncWrite for WriteHalf {
             let written = shared.poll(&mut this.wait, cx, |driver, core| {
                 let written = driver.write_some(core, pieces)?;
                 has_queued |= driver.is_flushed(core)?.is_none();
-                Ok(written)
+                Ok::<_, SendErrorKind>(written)
             });
             if has_queued {
                 shared.start_flush_task();
             }
-            let (len, lane, number) = match ready!(written)? {
-                StreamWrite::Queued(count) => return Poll::Ready(Ok(count)),
-                StreamWrite::Copy { len, lane, number } => (len, lane, number),
-            };
-            let driver = &shared.connection().driver;
-            let copy = driver.copy(&lane, number, pieces, len)?;
-            // The connection may be reconnecting by now.
-            let is_sent = driver.send_copy(&mut driver.lock(), copy)?;
+            let written = ready!(written)?;
+            if let StreamWrite::Queued(count) = written {
+                return Poll::Ready(Ok(count));
+            }
+            let count = shared.connection.driver.finish_write(written, pieces)?;
             shared.flush_or_start_task();
-            if is_sent {
-                return Poll::Ready(Ok(len));
+            if let Some(count) = count {
+                return Poll::Ready(Ok(count));
             }
         }
     }
@@ -266,7 +229,7 @@ impl AsyncWrite for WriteHalf {
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        this.shared.poll(&mut this.flush, cx, |driver, core| driver.is_flushed(core))
+        this.shared.poll(&mut this.flush, cx, |driver, core| driver.is_flushed(core)).map_err(io::Error::from)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -276,13 +239,13 @@ impl AsyncWrite for WriteHalf {
             // The caller may never poll again.
             this.shared.flush_or_start_task();
         }
-        ended
+        ended.map_err(io::Error::from)
     }
 }
 
 impl Drop for WriteHalf {
     fn drop(&mut self) {
-        if self.shared.connection().driver.is_owned() {
+        if self.shared.connection.driver.is_owned() {
             self.shared.is_write_half_dropped.store(true, Ordering::Relaxed);
             self.shared.flush_or_start_task();
         }
@@ -290,25 +253,21 @@ impl Drop for WriteHalf {
 }
 
 impl Shared {
-    fn connection(&self) -> &Connection {
-        self.connection.as_ref().expect("the connection is present until drop")
-    }
-
     /// Polls until `ready` returns a value.
-    fn poll<T>(
+    fn poll<T, E: WaitError>(
         &self,
         wait: &mut Wait,
         cx: &mut Context<'_>,
-        mut ready: impl FnMut(&Driver, &mut Core) -> Result<Option<T>>,
-    ) -> Poll<io::Result<T>> {
-        let Connection { driver, events, .. } = self.connection();
+        mut ready: impl FnMut(&Driver, &mut Core) -> Result<Option<T>, E>,
+    ) -> Poll<Result<T, E>> {
+        let Connection { driver, events } = &self.connection;
         let Wait { task, timer } = wait;
-        task.poll(cx, driver, events, timer.as_mut(), &mut ready).map_err(io::Error::from)
+        task.poll(cx, driver, events, timer.as_mut(), &mut ready)
     }
 
     /// Sends queued bytes now, or starts the flush task if there are no credits.
     fn flush_or_start_task(self: &Arc<Shared>) {
-        let driver = &self.connection().driver;
+        let driver = &self.connection.driver;
         let rest = self.flush_rest(driver, &mut driver.lock());
         if let Ok(None) = rest {
             self.start_flush_task();
@@ -321,14 +280,14 @@ impl Shared {
             return;
         }
         let shared = Arc::downgrade(self);
-        self.connection().runtime.spawn(async move {
+        self.runtime.spawn(async move {
             // A busy writer sends the queued bytes itself, at less cost.
             sleep(FLUSH_DELAY).await;
             let mut wait = None;
             let sent = poll_fn(|cx| {
                 let Some(shared) = shared.upgrade() else { return Poll::Ready(Ok(())) };
                 let wait = wait.get_or_insert_with(|| {
-                    Wait::new(TaskWait::new(&shared.connection().driver).without_spin())
+                    Wait::new(TaskWait::new(&shared.connection.driver).without_spin())
                 });
                 shared.poll(wait, cx, |driver, core| {
                     let sent = shared.flush_rest(driver, core);
@@ -338,13 +297,13 @@ impl Shared {
                 })
             });
             if let Err(error) = sent.await {
-                tracing::debug!(%error, "could not send the last bytes written to a stream");
+                tracing::debug!(error = %WithCauses(&error), "could not send the last bytes written to a stream");
             }
         });
     }
 
     /// Sends queued bytes, and the end of the stream if the write half was dropped.
-    fn flush_rest(&self, driver: &Driver, core: &mut Core) -> Result<Option<()>> {
+    fn flush_rest(&self, driver: &Driver, core: &mut Core) -> Result<Option<()>, SendErrorKind> {
         if self.is_write_half_dropped.load(Ordering::Relaxed) {
             return driver.shutdown_and_flush(core);
         }
@@ -355,18 +314,18 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let Some(connection) = self.connection.take().filter(|connection| connection.driver.is_owned())
-        else {
+        let driver = &self.connection.driver;
+        if !driver.is_owned() {
             return;
-        };
+        }
         // The flush task ends when it is woken without a stream.
-        connection.driver.wakers().wake_all();
-        if connection.driver.is_open(&connection.driver.lock()) {
-            let runtime = connection.runtime.clone();
-            runtime.spawn(async move {
+        driver.wakers().wake_all();
+        if driver.is_open(&driver.lock()) {
+            let connection = self.connection.clone();
+            self.runtime.spawn(async move {
                 let peer = connection.peer_addr();
                 if let Err(error) = connection.close().await {
-                    tracing::debug!(%peer, %error, "could not close the connection of a dropped stream");
+                    tracing::debug!(%peer, error = %WithCauses(&error), "could not close the connection of a dropped stream");
                 }
             });
         }
@@ -422,17 +381,5 @@ impl AsyncWrite for Stream {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().writer).poll_shutdown(cx)
-    }
-}
-
-impl fmt::Debug for ReadHalf {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadHalf").field("peer", &self.peer_addr()).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for WriteHalf {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WriteHalf").field("peer", &self.peer_addr()).finish_non_exhaustive()
     }
 }

@@ -1,0 +1,584 @@
+//! One-sided access: exposed memory, and operations on the peer's memory.
+
+macro_rules! one_sided {
+    ($(tasks $async:tt $await:tt #[$tasks:meta])? $(threads #[$threads:meta])?) => { mod one_sided {
+
+use std::ops::Range;
+
+use adverb_verbs::memory::{Memory, MemoryRegion, PoolBuf};
+
+use super::Connection;
+use crate::driver::{Announcement, Driver, PendingOp, word_from_buffer};
+use crate::error::{ExposeError, RemoteError, RemoteErrorKind, SendErrorKind};
+use crate::message::SendData;
+#[allow(unused_imports, reason = "for links")]
+use crate::options::Options;
+use crate::access::RemoteAccess;
+use crate::remote::PeerRegion;
+use crate::shared_region::SharedRegion;
+
+/// One-sided access, by name.
+impl Connection {
+    /// Exposes `len` bytes of zeroed memory to the peer, under a name by which the peer
+    /// [finds](Connection::remote_region) it. The memory stays exposed until it is [withdrawn](Connection::withdraw), or
+    /// the connection ends.
+    ///
+    /// The returned region copies bytes in and out, because the peer may change the memory at any time.
+    ///
+    /// # Errors
+    ///
+    /// - Returns [`ExposeError::NameTooLong`] if the name has more than 64 bytes.
+    /// - Returns [`ExposeError::Memory`] if the memory cannot be allocated or registered.
+    /// - Returns [`ExposeError::Send`] with the errors of [`send`](Connection::send).
+    $(#[$tasks]
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the memory may or may not be exposed.
+    )?
+    pub $($async)? fn expose(&self, name: &str, len: usize, access: RemoteAccess) -> Result<MemoryRegion, ExposeError> {
+        let (region, announcement) = self.driver.expose(name, len, access)?;
+        self.announce(announcement)$(.$await)??;
+        Ok(region)
+    }
+
+    /// Exposes memory that other connections expose, too, to this peer, under a name by which the peer
+    /// [finds](Connection::remote_region) it. The peer gets the rights `access`, whatever rights other peers have.
+    ///
+    /// The memory is registered once for all connections that share a protection domain. The first call for a domain
+    /// registers it, which takes time in proportion to its length.
+    ///
+    /// The memory stays exposed until it is [withdrawn](Connection::withdraw), until it is withdrawn from [all
+    /// peers](SharedRegion::withdraw), or until the connection ends. The connection keeps the memory allocated until
+    /// then. If the connection [reconnects](Options::reconnect), the peer is told again.
+    ///
+    /// # Errors
+    ///
+    /// - Returns [`ExposeError::NameTooLong`] if the name has more than 64 bytes.
+    /// - Returns [`ExposeError::UnsharedDomain`] if the connection has a protection domain of its own: see
+    ///   [`Options::shared_domain`].
+    /// - Returns [`ExposeError::Withdrawn`] if the region was withdrawn from all peers.
+    /// - Returns [`ExposeError::Memory`] if the memory cannot be registered, or the device has no window left.
+    /// - Returns [`ExposeError::Send`] with the errors of [`send`](Connection::send). After a timeout, the memory stays
+    ///   exposed: the peer is told when it grants credits.
+    $(#[$tasks]
+    /// # Cancel safety
+    ///
+    /// If the future is dropped after its first poll, the memory stays exposed, and the peer is told when a call uses the
+    /// connection.
+    )?
+    pub $($async)? fn expose_region(
+        &self,
+        name: &str,
+        region: &SharedRegion,
+        access: RemoteAccess,
+    ) -> Result<(), ExposeError> {
+        let announcement = self.driver.expose_region(name, region, access)?;
+        Ok(self.announce(announcement)$(.$await)??)
+    }
+
+    /// Withdraws the memory that this side exposes to the peer under a name. Returns `false` if there is none.
+    ///
+    /// The peer has no access any more when the call returns, whether its program cooperates or not. The withdrawal is
+    /// also announced, in order with the messages. After a call of the peer has received the announcement, the peer's
+    /// operations on the memory return [`RemoteErrorKind::Withdrawn`], without an effect on the connection, and its
+    /// [`remote_region`](Connection::remote_region) waits until memory is exposed under the name again.
+    ///
+    /// **Operations that the peer posts earlier, and those in flight, fail at this side's device, which fails the
+    /// connection's queue pair.** The connection then [reconnects](Options::reconnect), or ends. To prevent that, send
+    /// the peer a message, and withdraw the memory after the peer has answered that it no longer uses it.
+    ///
+    /// The access ends without an effect on the rest of the connection if the memory was exposed through a memory window:
+    /// always if the connection [shares](Options::shared_domain) its protection domain, and its device has windows.
+    /// Otherwise, this side fails the queue pair itself, so that the connection reconnects without the memory, or ends
+    /// with [`ConnectionError::MemoryWithdrawn`](crate::ConnectionError::MemoryWithdrawn).
+    /// On a device without windows, or with a shared [pool](Options::pool) alone, a peer that remembers the key of memory
+    /// in a shared domain can use it over another queue pair, also over one of its later connections, as long as the
+    /// memory is registered.
+    ///
+    /// A window is bound after the requests that were posted before. [`expose_region`](Connection::expose_region) and
+    /// [`expose`](Connection::expose) return after that. A withdrawal during a handshake or a reconnect, before the window
+    /// is bound, fails the queue pair.
+    pub fn withdraw(&self, name: &str) -> bool {
+        self.driver.withdraw(name)
+    }
+
+    /// Waits until the announcement of exposed memory is posted.
+    $($async)? fn announce(&self, mut announcement: Announcement) -> Result<(), SendErrorKind> {
+        let timeout = self.driver.options.timeout;
+        self.wait(timeout, |driver, core| driver.is_announced(core, &mut announcement))$(.$await)?
+    }
+
+    /// Waits until the peer has exposed memory under this name, and returns the region.
+    ///
+    /// The peer announces exposed memory in order with its messages. If the messages before the announcement exceed
+    /// [`Options::recv_buffer_limit`], the caller must receive them first.
+    ///
+    /// # Errors
+    ///
+    /// - Returns [`RemoteErrorKind::ConnectionLost`] if the connection ends, and [`RemoteErrorKind::NotExposed`] if the
+    ///   peer shuts down its sending direction, during the wait.
+    /// - Returns [`RemoteErrorKind::TimedOut`] if the peer does not expose the memory within [`Options::timeout`].
+    $(#[$tasks]
+    /// # Cancel safety
+    ///
+    /// Dropping the future has no effect on the connection.
+    )?
+    pub $($async)? fn remote_region(&self, name: &str) -> Result<RemoteRegion, RemoteError> {
+        // The announcement that the peer has withdrawn the memory may have arrived.
+        self.driver.poll_once();
+        let found = self.wait(self.driver.options.timeout, |driver, core| driver.find_region(core, name));
+        Ok(RemoteRegion { memory: found$(.$await)??, connection: self.clone() })
+    }
+}
+
+/// Memory that the peer exposes. Operations on it run no code of the peer's program.
+///
+/// Operations that are out of bounds, or that the peer has not permitted, return an error before a request is posted,
+/// because a request that the peer's device rejects would end the connection.
+///
+/// A region is a handle of its connection, like a clone of the [`Connection`].
+#[derive(Clone, Debug)]
+pub struct RemoteRegion {
+    connection: Connection,
+    memory: PeerRegion,
+}
+
+impl RemoteRegion {
+    /// Returns the size of the memory in bytes.
+    #[allow(clippy::len_without_is_empty, reason = "a region is never empty")]
+    pub fn len(&self) -> u64 {
+        self.memory.len()
+    }
+
+    /// Reads a range of bytes.
+    ///
+    /// # Errors
+    ///
+    /// - Returns [`RemoteErrorKind::OutOfBounds`] if the range is not within the memory, and
+    ///   [`RemoteErrorKind::InvalidRange`] if it ends before it starts.
+    /// - Returns [`RemoteErrorKind::NotPermitted`] if the peer has not granted read access.
+    /// - Returns [`RemoteErrorKind::TooLong`] if the device cannot transfer that many bytes in one request.
+    /// - Returns [`RemoteErrorKind::Memory`] if memory for the bytes cannot be allocated.
+    /// - Returns [`RemoteErrorKind::Stale`] if the connection was reconnected after [`Connection::remote_region`] returned
+    ///   this region, and [`RemoteErrorKind::Interrupted`] if it failed during the operation and can reconnect.
+    /// - Returns [`RemoteErrorKind::ConnectionLost`] if the connection has ended.
+    /// - Returns [`RemoteErrorKind::TimedOut`] if the operation does not complete within [`Options::timeout`].
+    $(#[$tasks]
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the operation may or may not be executed. The buffer of the operation stays allocated
+    /// until the device has completed the operation.
+    )?
+    pub $($async)? fn read(&self, range: Range<u64>) -> Result<PoolBuf, RemoteError> {
+        let operation = self.connection.driver.prepare_read(&self.memory, &range)?;
+        self.connection.finish(operation)$(.$await)?
+    }
+
+    /// Reads a range that is as long as `buffer` into the buffer, and returns the buffer. The device writes to it
+    /// directly.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`read`](RemoteRegion::read), and [`RemoteErrorKind::ForeignBuffer`] if the buffer isn't from the
+    /// connection's [pool](Connection::pool). The error contains the buffer, unless the device may still use it.
+    $(#[$tasks]
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the operation may or may not be executed. The buffer stays allocated until the device
+    /// has completed the operation.
+    )?
+    pub $($async)? fn read_into(&self, offset: u64, buffer: PoolBuf) -> Result<PoolBuf, RemoteError> {
+        let operation = self.connection.driver.prepare_read_into(&self.memory, offset, buffer)?;
+        self.connection.finish(operation)$(.$await)?
+    }
+
+    /// Reads several ranges. Many requests are in flight at the same time: the send queue limits their number.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`read`](RemoteRegion::read).
+    $(#[$tasks]
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, each operation may or may not be executed. The buffers stay allocated until the device
+    /// has completed the operations.
+    )?
+    pub $($async)? fn read_many(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Result<Vec<PoolBuf>, RemoteError> {
+        let driver = &self.connection.driver;
+        let operations = ranges.into_iter().map(|range| driver.prepare_read(&self.memory, &range));
+        let operations = operations.collect::<Result<_, RemoteErrorKind>>()?;
+        self.connection.finish_reads(operations)$(.$await)?
+    }
+
+    /// Writes bytes at an offset. Returns when the bytes are in the peer's memory.
+    ///
+    /// # Errors
+    ///
+    /// Returns the same errors as [`read`](RemoteRegion::read). The required permission is write access.
+    $(#[$tasks]
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the operation may or may not be executed. The buffer of the operation stays allocated
+    /// until the device has completed the operation.
+    )?
+    pub $($async)? fn write<'a>(&self, offset: u64, bytes: impl Into<SendData<'a>>) -> Result<(), RemoteError> {
+        let operation = self.connection.driver.prepare_write(&self.memory, offset, bytes.into())?;
+        self.connection.finish(operation)$(.$await)?.map(drop)
+    }
+
+    /// Writes bytes, and then notifies the peer: the peer [receives](Connection::recv) an empty message with this
+    /// immediate data.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`write`](RemoteRegion::write) and of [`Connection::send`].
+    $(#[$tasks]
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the bytes may or may not be written, and the peer may or may not be notified. If the
+    /// peer is notified, the bytes are written.
+    )?
+    pub $($async)? fn write_with_imm<'a>(
+        &self,
+        offset: u64,
+        bytes: impl Into<SendData<'a>>,
+        immediate: u32,
+    ) -> Result<(), RemoteError> {
+        self.write(offset, bytes)$(.$await)??;
+        let notified = self.connection.send_with_imm(&[], immediate)$(.$await)?;
+        Ok(notified.map_err(|error| RemoteErrorKind::notify(self.connection.peer_addr(), error))?)
+    }
+
+    /// Adds `add` to the 64-bit word at an offset, with wrap-around, and returns the previous value.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`RemoteErrorKind::Unaligned`] if the offset is not a multiple of 8, and the same errors as
+    /// [`read`](RemoteRegion::read). The required permission is atomic access.
+    $(#[$tasks]
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the operation may or may not be executed. The buffer of the operation stays allocated
+    /// until the device has completed the operation.
+    )?
+    pub $($async)? fn fetch_add(&self, offset: u64, add: u64) -> Result<u64, RemoteError> {
+        let operation = self.connection.driver.prepare_fetch_add(&self.memory, offset, add)?;
+        Ok(word_from_buffer(&self.connection.finish(operation)$(.$await)??))
+    }
+
+    /// Replaces the 64-bit word at an offset with `swap` if the word equals `compare`, and returns the previous value.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`fetch_add`](RemoteRegion::fetch_add).
+    $(#[$tasks]
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the operation may or may not be executed. The buffer of the operation stays allocated
+    /// until the device has completed the operation.
+    )?
+    pub $($async)? fn compare_swap(&self, offset: u64, compare: u64, swap: u64) -> Result<u64, RemoteError> {
+        let operation = self.connection.driver.prepare_compare_swap(&self.memory, offset, compare, swap)?;
+        Ok(word_from_buffer(&self.connection.finish(operation)$(.$await)??))
+    }
+}
+
+/// One-sided access, by address.
+impl Connection {
+    /// Exposes memory to the peer at addresses that the caller chooses, starting at `base`. The memory stays exposed
+    /// until the connection ends.
+    ///
+    /// The peer [reads and writes](AddressSpace) the memory by address, without a name or a key for each buffer. A
+    /// program may call this method for several memory ranges. If their addresses overlap, operations access the memory
+    /// that was exposed last.
+    ///
+    /// [`Pages`](adverb_verbs::memory::Pages) are safe to expose. To expose other memory, such as an arena that the
+    /// program has pointers into, implement the unsafe trait [`Memory`], which lists the requirements. The returned
+    /// region copies bytes in and out, because the peer may change the memory at any time.
+    ///
+    /// # Errors
+    ///
+    /// - Returns an error if the memory cannot be registered, or if the offset of `base` within its page differs from
+    ///   that of the memory. For `Pages`, `base` must be the start of a page.
+    /// - Returns the errors of [`send`](Connection::send).
+    $(#[$tasks]
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the memory may or may not be exposed.
+    )?
+    pub $($async)? fn expose_addresses(
+        &self,
+        base: u64,
+        memory: impl Memory,
+        access: RemoteAccess,
+    ) -> Result<MemoryRegion, ExposeError> {
+        let (region, announcement) = self.driver.expose_addresses(base, memory, access)?;
+        self.announce(announcement)$(.$await)??;
+        Ok(region)
+    }
+
+    /// Waits until the peer has exposed memory at addresses, and returns the peer's address space.
+    ///
+    /// The peer announces exposed memory in order with its messages: memory that the peer exposed before it sent a
+    /// message is available once that message is received.
+    ///
+    /// # Errors
+    ///
+    /// - Returns [`RemoteErrorKind::ConnectionLost`] if the connection ends, and [`RemoteErrorKind::NotExposed`] if the
+    ///   peer shuts down its sending direction, during the wait.
+    /// - Returns [`RemoteErrorKind::TimedOut`] if the peer does not expose memory within [`Options::timeout`].
+    $(#[$tasks]
+    /// # Cancel safety
+    ///
+    /// Dropping the future has no effect on the connection.
+    )?
+    pub $($async)? fn address_space(&self) -> Result<AddressSpace, RemoteError> {
+        self.wait(self.driver.options.timeout, Driver::has_addresses)$(.$await)??;
+        Ok(AddressSpace { connection: self.clone() })
+    }
+}
+
+/// The memory that the peer [exposes at addresses](Connection::expose_addresses). Operations on it run no code of the
+/// peer's program.
+///
+/// The application chooses the addresses, and both sides use them without exchanging keys. Operations can access only
+/// memory that the peer has exposed: operations on other addresses, or without permission, return an error on this
+/// side. Access by physical address, a feature of some drivers, has no such limit.
+///
+/// An address space is a handle of its connection, like a clone of the [`Connection`].
+$(#[$tasks]
+/// ```
+/// use adverb::memory::Pages;
+/// use adverb::net::{Listener, RemoteAccess, connect};
+///
+/// # tokio::runtime::Runtime::new().unwrap().block_on(async {
+/// let listener = Listener::bind("127.0.0.1:0").await?;
+/// let (client, server) = tokio::join!(connect(listener.local_addr()), listener.accept());
+/// let (client, server) = (client?, server?);
+/// // The application chooses the addresses. They need not be the addresses of any pointer.
+/// let access = RemoteAccess::READ | RemoteAccess::WRITE;
+/// let heap = server.expose_addresses(0x1000_0000, Pages::new(1 << 20)?, access).await?;
+///
+/// let space = client.address_space().await?;
+/// space.write(0x1000_2000, b"hello").await?;
+/// assert_eq!(&space.read(0x1000_2000..0x1000_2005).await?[..], b"hello");
+/// # let mut bytes = [0; 5];
+/// # heap.read(0x2000, &mut bytes)?;
+/// # assert_eq!(&bytes, b"hello");
+/// # Ok::<(), std::io::Error>(())
+/// # }).unwrap();
+/// ```
+)?
+$(#[$threads]
+/// ```
+/// use adverb::memory::Pages;
+/// use adverb::net::RemoteAccess;
+/// use adverb::net::blocking::{Listener, connect};
+///
+/// let listener = Listener::bind("127.0.0.1:0")?;
+/// let address = listener.local_addr();
+/// let server = std::thread::spawn(move || listener.accept());
+/// let client = connect(address)?;
+/// let server = server.join().unwrap()?;
+/// // The application chooses the addresses. They need not be the addresses of any pointer.
+/// let access = RemoteAccess::READ | RemoteAccess::WRITE;
+/// let heap = server.expose_addresses(0x1000_0000, Pages::new(1 << 20)?, access)?;
+///
+/// let space = client.address_space()?;
+/// space.write(0x1000_2000, b"hello")?;
+/// assert_eq!(&space.read(0x1000_2000..0x1000_2005)?[..], b"hello");
+/// # let mut bytes = [0; 5];
+/// # heap.read(0x2000, &mut bytes)?;
+/// # assert_eq!(&bytes, b"hello");
+/// # Ok::<(), std::io::Error>(())
+/// ```
+)?
+#[derive(Clone, Debug)]
+pub struct AddressSpace {
+    connection: Connection,
+}
+
+impl AddressSpace {
+    /// Reads a range of addresses.
+    ///
+    /// # Errors
+    ///
+    /// - Returns [`RemoteErrorKind::UnknownAddresses`] if the range is not within one exposed memory range.
+    /// - Returns the errors of [`RemoteRegion::read`], except [`RemoteErrorKind::OutOfBounds`] and
+    ///   [`RemoteErrorKind::Stale`].
+    $(#[$tasks]
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the operation may or may not be executed. The buffer of the operation stays allocated
+    /// until the device has completed the operation.
+    )?
+    pub $($async)? fn read(&self, addresses: Range<u64>) -> Result<PoolBuf, RemoteError> {
+        let (memory, range) = self.connection.driver.find_addresses(&addresses)?;
+        let operation = self.connection.driver.prepare_read(&memory, &range)?;
+        self.connection.finish(operation)$(.$await)?
+    }
+
+    /// Reads as many bytes as `buffer` has, from an address on, into the buffer, and returns the buffer. The device
+    /// writes to it directly.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`read`](AddressSpace::read), and [`RemoteErrorKind::ForeignBuffer`] if the buffer isn't from the
+    /// connection's [pool](Connection::pool). The error contains the buffer, unless the device may still use it.
+    $(#[$tasks]
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the operation may or may not be executed. The buffer stays allocated until the device
+    /// has completed the operation.
+    )?
+    pub $($async)? fn read_into(&self, address: u64, buffer: PoolBuf) -> Result<PoolBuf, RemoteError> {
+        match self.find(address, buffer.len()) {
+            Ok((memory, offset)) => {
+                let operation = self.connection.driver.prepare_read_into(&memory, offset, buffer)?;
+                self.connection.finish(operation)$(.$await)?
+            }
+            Err(kind) => Err(RemoteError { kind, buffer: Some(buffer) }),
+        }
+    }
+
+    /// Reads several ranges of addresses. Many requests are in flight at the same time: the send queue limits their
+    /// number.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`read`](AddressSpace::read).
+    $(#[$tasks]
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, each operation may or may not be executed. The buffers stay allocated until the device
+    /// has completed the operations.
+    )?
+    pub $($async)? fn read_many(
+        &self,
+        addresses: impl IntoIterator<Item = Range<u64>>,
+    ) -> Result<Vec<PoolBuf>, RemoteError> {
+        let driver = &self.connection.driver;
+        let operations = addresses.into_iter().map(|addresses| {
+            let (memory, range) = driver.find_addresses(&addresses)?;
+            driver.prepare_read(&memory, &range)
+        });
+        let operations = operations.collect::<Result<_, RemoteErrorKind>>()?;
+        self.connection.finish_reads(operations)$(.$await)?
+    }
+
+    /// Writes bytes at an address. Returns when the bytes are in the peer's memory.
+    ///
+    /// # Errors
+    ///
+    /// Returns the same errors as [`read`](AddressSpace::read). The required permission is write access.
+    $(#[$tasks]
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the operation may or may not be executed. The buffer of the operation stays allocated
+    /// until the device has completed the operation.
+    )?
+    pub $($async)? fn write<'a>(
+        &self,
+        address: u64,
+        bytes: impl Into<SendData<'a>>,
+    ) -> Result<(), RemoteError> {
+        let bytes = bytes.into();
+        match self.find(address, bytes.bytes().len()) {
+            Ok((memory, offset)) => {
+                let operation = self.connection.driver.prepare_write(&memory, offset, bytes)?;
+                self.connection.finish(operation)$(.$await)?.map(drop)
+            }
+            Err(kind) => Err(RemoteError { kind, buffer: bytes.into_buffer() }),
+        }
+    }
+
+    /// Writes bytes, and then notifies the peer: the peer [receives](Connection::recv) an empty message with this
+    /// immediate data.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`write`](AddressSpace::write) and of [`Connection::send`].
+    $(#[$tasks]
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the bytes may or may not be written, and the peer may or may not be notified. If the
+    /// peer is notified, the bytes are written.
+    )?
+    pub $($async)? fn write_with_imm<'a>(
+        &self,
+        address: u64,
+        bytes: impl Into<SendData<'a>>,
+        immediate: u32,
+    ) -> Result<(), RemoteError> {
+        self.write(address, bytes)$(.$await)??;
+        let notified = self.connection.send_with_imm(&[], immediate)$(.$await)?;
+        Ok(notified.map_err(|error| RemoteErrorKind::notify(self.connection.peer_addr(), error))?)
+    }
+
+    /// Adds `add` to the 64-bit word at an address, with wrap-around, and returns the previous value. Both the address
+    /// and the word in the peer's memory must be aligned to 8 bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`RemoteErrorKind::Unaligned`] if the word is not aligned, and the same errors as [`read`](AddressSpace::read).
+    /// The required permission is atomic access.
+    $(#[$tasks]
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the operation may or may not be executed. The buffer of the operation stays allocated
+    /// until the device has completed the operation.
+    )?
+    pub $($async)? fn fetch_add(&self, address: u64, add: u64) -> Result<u64, RemoteError> {
+        let (memory, offset) = self.find(address, 8)?;
+        let operation = self.connection.driver.prepare_fetch_add(&memory, offset, add)?;
+        Ok(word_from_buffer(&self.connection.finish(operation)$(.$await)??))
+    }
+
+    /// Replaces the 64-bit word at an address with `swap` if the word equals `compare`, and returns the previous value.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`fetch_add`](AddressSpace::fetch_add).
+    $(#[$tasks]
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the operation may or may not be executed. The buffer of the operation stays allocated
+    /// until the device has completed the operation.
+    )?
+    pub $($async)? fn compare_swap(&self, address: u64, compare: u64, swap: u64) -> Result<u64, RemoteError> {
+        let (memory, offset) = self.find(address, 8)?;
+        let operation = self.connection.driver.prepare_compare_swap(&memory, offset, compare, swap)?;
+        Ok(word_from_buffer(&self.connection.finish(operation)$(.$await)??))
+    }
+
+    /// Returns the memory that contains `len` bytes from an address on, and their offset in it.
+    fn find(&self, address: u64, len: usize) -> Result<(PeerRegion, u64), RemoteErrorKind> {
+        // An end that wraps around lies before the start, and so in no exposed memory.
+        let addresses = address..address.wrapping_add(len as u64);
+        let (memory, range) = self.connection.driver.find_addresses(&addresses)?;
+        Ok((memory, range.start))
+    }
+}
+
+/// Completion of requests to the peer's memory.
+impl Connection {
+    $($async)? fn finish_reads(&self, mut operations: Vec<PendingOp<'_>>) -> Result<Vec<PoolBuf>, RemoteError> {
+        let mut buffers = Vec::with_capacity(operations.len());
+        self.driver.post_operations(&mut operations)?;
+        for operation in operations {
+            buffers.push(self.finish(operation)$(.$await)??);
+        }
+        Ok(buffers)
+    }
+
+    $($async)? fn finish(&self, mut operation: PendingOp<'_>) -> Result<PoolBuf, RemoteError> {
+        let completed = self.wait(self.driver.options.timeout, |driver, core| {
+            driver.poll_operation(core, &mut operation)
+        });
+        completed$(.$await)?.map_err(|kind| operation.into_error(kind))
+    }
+}
+
+    } };
+}
+pub(crate) use one_sided;

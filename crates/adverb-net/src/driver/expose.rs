@@ -1,0 +1,163 @@
+//! Memory that this side exposes to the peer, and its withdrawal.
+
+use std::sync::Arc;
+
+use adverb_net_proto::MAX_NAME_LEN;
+use adverb_verbs::memory::{Memory, MemoryRegion};
+use parking_lot::MutexGuard;
+
+use super::region::{Region, remote_rights};
+use super::send::refused;
+use super::{Core, Driver, abort};
+use crate::access::RemoteAccess;
+use crate::error::{ConnectionError, ExposeError, SendErrorKind};
+use crate::shared_region::{Exposer, SharedRegion};
+
+/// Memory that is exposed, and possibly not announced to the peer yet.
+pub(crate) struct Announcement {
+    /// The number of the region.
+    number: u64,
+    /// The numbers of the write with the frame and of the last window before it, once they are known.
+    sent: Option<(u64, u64)>,
+}
+
+impl Driver {
+    /// Registers new memory, and exposes it.
+    pub(crate) fn expose(
+        &self,
+        name: &str,
+        len: usize,
+        access: RemoteAccess,
+    ) -> Result<(MemoryRegion, Announcement), ExposeError> {
+        check_name(name)?;
+        let region = Region::allocate(&self.lane(), len, remote_rights(access));
+        let region = region.map_err(|error| ExposeError::memory(self.peer, error))?;
+        let memory = region.memory.clone();
+        Ok((memory, self.announce(&mut self.lock(), name, region, access.bits())?))
+    }
+
+    /// Registers memory, and exposes it at the addresses from `base`.
+    pub(crate) fn expose_addresses(
+        &self,
+        base: u64,
+        memory: impl Memory,
+        access: RemoteAccess,
+    ) -> Result<(MemoryRegion, Announcement), ExposeError> {
+        let region = Region::at(&self.lane(), base, memory, remote_rights(access));
+        let region = region.map_err(|error| ExposeError::memory(self.peer, error))?;
+        let memory = region.memory.clone();
+        Ok((memory, self.announce(&mut self.lock(), "", region, access.bits_by_address())?))
+    }
+
+    /// Exposes memory that other connections expose, too.
+    pub(crate) fn expose_region(
+        self: &Arc<Self>,
+        name: &str,
+        shared: &SharedRegion,
+        access: RemoteAccess,
+    ) -> Result<Announcement, ExposeError> {
+        check_name(name)?;
+        let lane = self.lane();
+        if lane.shared.is_none() {
+            return Err(ExposeError::UnsharedDomain { peer: self.peer });
+        }
+        let region = Region::shared(&lane, shared, remote_rights(access));
+        let region = region.map_err(|error| ExposeError::memory(self.peer, error))?;
+        let peer = Arc::downgrade(self);
+        shared.add_peer(peer);
+        let mut core = self.lock();
+        // If the region is withdrawn after this check, the withdrawal finds this connection.
+        if shared.is_withdrawn() {
+            return Err(ExposeError::Withdrawn);
+        }
+        self.announce(&mut core, name, region, access.bits())
+    }
+
+    fn announce(
+        &self,
+        core: &mut MutexGuard<'_, Core>,
+        name: &str,
+        region: Region,
+        rights: u8,
+    ) -> Result<Announcement, ExposeError> {
+        let number = match core.connection.expose(name, region, rights) {
+            Ok(number) => number,
+            Err((refusal, region)) => {
+                core.released.push(region);
+                return Err(refused(core, refusal).into());
+            }
+        };
+        self.advance(core);
+        Ok(Announcement { number, sent: None })
+    }
+
+    /// Returns `Some` once the announcement of exposed memory is posted, and the window of the memory is bound: a
+    /// withdrawal before that would fail the bind, and with it the lane.
+    pub(crate) fn is_announced(
+        &self,
+        core: &mut Core,
+        announcement: &mut Announcement,
+    ) -> Result<Option<()>, SendErrorKind> {
+        if announcement.sent.is_none() {
+            // The end of a connection removes what it has not announced.
+            self.check_ended(core)?;
+            if core.connection.is_announced(announcement.number) {
+                announcement.sent = Some((core.connection.last_write(), core.binds.last()));
+            }
+        }
+        match announcement.sent {
+            Some((write, bind)) if core.binds.are_complete(bind) => self.is_posted(core, write),
+            _ => Ok(self.check_ended(core).map(|()| None)?),
+        }
+    }
+
+    /// Withdraws the memory that is exposed under a name. Returns whether there was any.
+    pub(crate) fn withdraw(&self, name: &str) -> bool {
+        self.withdraw_if(true, |exposed, _| exposed == name)
+    }
+
+    /// Withdraws exposed memory. Ends the lane if `ends_lane` is set and nothing else ends the peer's access.
+    fn withdraw_if(
+        &self,
+        ends_lane: bool,
+        mut is_withdrawn: impl FnMut(&str, Option<&Region>) -> bool,
+    ) -> bool {
+        if !self.is_owned() {
+            return false;
+        }
+        let mut core = self.lock();
+        // Requests that bound windows hold registrations until they are polled.
+        self.drive(&mut core);
+        let (mut is_found, mut is_revocable) = (false, true);
+        let is_known = core.connection.withdraw(|name, region| {
+            let is_withdrawn = is_withdrawn(name, region);
+            is_found |= is_withdrawn;
+            is_revocable &= !is_withdrawn || region.is_some_and(Region::is_revocable);
+            is_withdrawn
+        });
+        if is_known && !is_revocable && ends_lane {
+            core.note_failure(|peer| ConnectionError::MemoryWithdrawn { peer });
+            if core.connection.session().is_none() {
+                abort(&mut core);
+            }
+            self.update_time(&mut core);
+            let now = core.now;
+            core.connection.handle_lane_failed(now);
+        }
+        self.advance(&mut core);
+        is_found
+    }
+}
+
+impl Exposer for Driver {
+    fn withdraw_region(&self, shared: &SharedRegion) {
+        self.withdraw_if(false, |_, region| region.is_some_and(|region| region.is_part_of(shared)));
+    }
+}
+
+fn check_name(name: &str) -> Result<(), ExposeError> {
+    match name.len() {
+        len if len > MAX_NAME_LEN => Err(ExposeError::NameTooLong { len, max: MAX_NAME_LEN }),
+        _ => Ok(()),
+    }
+}

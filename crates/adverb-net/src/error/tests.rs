@@ -1,0 +1,60 @@
+//! The chain of causes, and properties that all errors have.
+
+use super::*;
+use adverb_verbs as verbs;
+use adverb_verbs::internal::WithCauses;
+
+#[test]
+fn errors_can_be_sent_to_other_threads_and_boxed() {
+    fn assert_error<E: Error + Send + Sync + 'static>() {}
+    assert_error::<ConnectError>();
+    assert_error::<BindError>();
+    assert_error::<AcceptError>();
+    assert_error::<ConnectionError>();
+    assert_error::<SendError>();
+    assert_error::<SendErrorKind>();
+    assert_error::<RecvError>();
+    assert_error::<ExposeError>();
+    assert_error::<RemoteError>();
+    assert_error::<RemoteErrorKind>();
+}
+
+#[test]
+fn a_lack_of_descriptors_is_a_variant_wherever_it_occurs() {
+    let (peer, shortage) = (([192, 0, 2, 7], 7471).into(), || io::Error::from_raw_os_error(libc::EMFILE));
+    for error in [
+        ConnectError::resolve("host:1", shortage()),
+        ConnectError::tcp(peer, HandshakeStage::Tcp, shortage()),
+        ConnectError::system("waiting for a peer", shortage()),
+    ] {
+        assert!(matches!(error, ConnectError::DescriptorLimit { .. }), "{error:?}");
+        assert!(error.hint().is_some_and(|hint| hint.contains("ulimit -n")), "{error}");
+    }
+    assert!(matches!(BindError::resolve("host:1", shortage()), BindError::DescriptorLimit { .. }));
+    assert!(matches!(BindError::socket(peer, shortage()), BindError::DescriptorLimit { .. }));
+    assert!(matches!(AcceptError::system(peer, shortage()), AcceptError::DescriptorLimit { .. }));
+}
+
+#[test]
+fn a_send_error_has_the_message_and_the_cause_of_its_kind() {
+    let peer = ([192, 0, 2, 7], 7471).into();
+    let error = || {
+        let source = io::Error::other("the cause");
+        SendErrorKind::from(ConnectionError::system(peer, "waiting for an event", source))
+    };
+    let expected = "waiting for an event for the connection to 192.0.2.7:7471 failed: the cause";
+    assert_eq!(WithCauses(&error()).to_string(), expected);
+    assert_eq!(WithCauses(&SendError::from(error())).to_string(), expected);
+    let io_error = io::Error::from(SendError::from(error()));
+    assert_eq!(io_error.kind(), io::ErrorKind::ConnectionReset);
+    assert!(io_error.get_ref().is_some_and(|inner| inner.is::<SendErrorKind>()));
+}
+
+#[test]
+fn the_device_s_error_is_the_source() {
+    let peer = ([192, 0, 2, 7], 7471).into();
+    let cause = || verbs::Error::QueueFull { queue: "send", depth: 16 };
+    let error = ConnectionError::device(peer, cause());
+    let source = error.source().expect("a source").to_string();
+    assert_eq!((source, error.hint()), (cause().to_string(), cause().hint()));
+}
