@@ -23,7 +23,7 @@ use crate::queue_pair::{ConnectOptions, QueuePair};
 /// ```no_run
 /// # use adverb::verbs::cm::Connector;
 /// # fn example(domain: &adverb::verbs::ProtectionDomain, completions: &adverb::verbs::CompletionQueue)
-/// # -> adverb::Result<()> {
+/// # -> adverb::verbs::Result<()> {
 /// let peer = "192.0.2.7:7471".parse().unwrap();
 /// let connection = Connector::new()
 ///     .private_data(b"hello")

@@ -26,7 +26,7 @@ impl Connector {
     ///
     /// ```no_run
     /// # use adverb::verbs::{SendRequest, cm::Connector};
-    /// # fn example() -> adverb::Result<()> {
+    /// # fn example() -> adverb::verbs::Result<()> {
     /// let service = Connector::new().resolve_service("192.0.2.7:7471".parse().unwrap())?;
     /// let device = service.path().device()?;
     /// let domain = device.create_protection_domain()?;

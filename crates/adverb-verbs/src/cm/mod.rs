@@ -12,7 +12,7 @@
 //! use adverb::verbs::cm::{Connector, Listener, Path};
 //! use adverb::verbs::QueuePair;
 //!
-//! fn queue_pair(path: &Path) -> adverb::Result<QueuePair> {
+//! fn queue_pair(path: &Path) -> adverb::verbs::Result<QueuePair> {
 //!     let device = path.device()?;
 //!     let domain = device.create_protection_domain()?;
 //!     let completions = device.completion_queue(128).events().create()?;
@@ -21,7 +21,7 @@
 //!     Ok(queue_pair)
 //! }
 //!
-//! # fn server() -> adverb::Result<()> {
+//! # fn server() -> adverb::verbs::Result<()> {
 //! let listener = Listener::bind("192.0.2.7:7471".parse().unwrap())?;
 //! let request = listener.accept()?;
 //! println!("{} says {:?}", request.path().peer_addr(), request.private_data());
@@ -30,7 +30,7 @@
 //! # Ok(())
 //! # }
 //!
-//! # fn client() -> adverb::Result<()> {
+//! # fn client() -> adverb::verbs::Result<()> {
 //! let connector = Connector::new().timeout(Duration::from_secs(2)).private_data(b"hello");
 //! let connection = connector.connect("192.0.2.7:7471".parse().unwrap(), queue_pair)?;
 //! # Ok(())
@@ -49,7 +49,7 @@
 //! # #[cfg(feature = "soft")] {
 //! use adverb::verbs::cm::{Connector, Listener};
 //! # use adverb::verbs::{QueuePair, cm::Path};
-//! # fn queue_pair(path: &Path) -> adverb::Result<QueuePair> {
+//! # fn queue_pair(path: &Path) -> adverb::verbs::Result<QueuePair> {
 //! #     let device = path.device()?;
 //! #     let domain = device.create_protection_domain()?;
 //! #     let completions = device.completion_queue(512).create()?;

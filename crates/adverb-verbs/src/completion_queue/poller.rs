@@ -114,7 +114,7 @@ impl CompletionQueue {
     ///
     /// ```no_run
     /// # use adverb::verbs::{CompletionQueue, SendRequest, QueuePair};
-    /// # fn example(completions: &CompletionQueue) -> adverb::Result<()> {
+    /// # fn example(completions: &CompletionQueue) -> adverb::verbs::Result<()> {
     /// let (sender, receiver) = std::sync::mpsc::channel();
     /// let poller = completions.poller(move |completion| sender.send(completion).expect("the receiver is alive"))?;
     /// // … post requests, and take their completions from `receiver` …

@@ -30,7 +30,7 @@ use crate::error::{Error, Feature, Result};
 /// # use std::time::Duration;
 /// # use adverb::memory::RemoteMemory;
 /// # use adverb::verbs::{Access, CompletionQueue, ProtectionDomain, QueuePair, SendRequest};
-/// # fn example(domain: &ProtectionDomain, queue_pair: &QueuePair, completions: &CompletionQueue) -> adverb::Result<()> {
+/// # fn example(domain: &ProtectionDomain, queue_pair: &QueuePair, completions: &CompletionQueue) -> adverb::verbs::Result<()> {
 /// # let timeout = Duration::from_secs(1);
 /// # fn send_to_peer(_: RemoteMemory) {}
 /// let region = domain.region(4096, Access::LOCAL_WRITE | Access::WINDOW_BIND)?;

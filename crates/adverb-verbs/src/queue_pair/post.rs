@@ -93,7 +93,7 @@ impl QueuePair {
     /// ```no_run
     /// # use adverb::verbs::{QueuePair, SendRequest};
     /// # use adverb::memory::{Buffer, RemoteMemory};
-    /// # fn example(queue_pair: &QueuePair, chunks: Vec<Buffer>, table: RemoteMemory) -> adverb::Result<()> {
+    /// # fn example(queue_pair: &QueuePair, chunks: Vec<Buffer>, table: RemoteMemory) -> adverb::verbs::Result<()> {
     /// let writes = (0..).zip(chunks).map(|(n, chunk)| SendRequest::write(chunk, table.at(n * 4096)));
     /// for id in queue_pair.post_sends(writes)? {
     ///     println!("{id:?}");

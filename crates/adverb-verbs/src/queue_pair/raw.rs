@@ -9,7 +9,7 @@
 //! # use adverb::verbs::{CompletionQueue, QueuePair};
 //! # fn example(
 //! #     queue_pair: &QueuePair, queue: &CompletionQueue, region: &MemoryRegion, table: RemoteMemory,
-//! # ) -> adverb::Result<()> {
+//! # ) -> adverb::verbs::Result<()> {
 //! let (mut writes, mut completions) = (queue_pair.raw_send_list(), Completions::new(16));
 //! let segment = Segment { addr: region.remote().addr, length: 64, lkey: region.lkey() };
 //! for n in 0..4 {

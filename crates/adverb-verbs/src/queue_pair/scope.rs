@@ -26,7 +26,7 @@ impl QueuePair {
     /// # use adverb::memory::{Buffer, RemoteMemory};
     /// # use adverb::verbs::QueuePair;
     /// # use std::time::Duration;
-    /// # fn example(queue_pair: &mut QueuePair, page: &Buffer, old: &mut Buffer, table: RemoteMemory) -> adverb::Result<()> {
+    /// # fn example(queue_pair: &mut QueuePair, page: &Buffer, old: &mut Buffer, table: RemoteMemory) -> adverb::verbs::Result<()> {
     /// queue_pair.scope(Duration::from_secs(1), |scope| {
     ///     scope.read(old, table.at(0))?;
     ///     for n in 1..8 {
