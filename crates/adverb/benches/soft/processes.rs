@@ -22,7 +22,7 @@ const WRITES: usize = 64;
 /// The number of requests that are posted with one doorbell.
 const BATCH: usize = 64;
 
-/// The number of messages in flight.
+/// The maximum number of messages in flight.
 const MESSAGES: usize = 2048;
 
 /// The number of posted receives for messages that arrive one at a time.
@@ -162,8 +162,12 @@ pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outc
     let before = resident();
     let (sends, batch) = per_queue_pair(queue_pairs);
     let device = Device::open(ours)?;
-    let mut side = Side::new(&device, len * MESSAGES, (sends + 1) * queue_pairs)?;
+    // Each queue pair has a slot per request: the bytes of a message must stay until it is acknowledged, also while
+    // messages of other queue pairs overtake it.
+    let slots = (sends * queue_pairs) as usize;
+    let mut side = Side::new(&device, len * slots, (sends + 1) * queue_pairs)?;
     side.add(queue_pairs, sends, 1)?;
+    let mut posted_by_queue_pair = vec![0; queue_pairs as usize];
     let active = if is_recorded { Some(device.record().start()?) } else { None };
     side.connect_to_child(&mut peer)?;
     let after_setup = resident();
@@ -186,16 +190,18 @@ pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outc
                 break;
             }
             let sender = (next as u64) << SENDER_SHIFT;
+            let (first_slot, posted_here) = (next * sends as usize, posted_by_queue_pair[next]);
+            posted_by_queue_pair[next] += batch as usize;
             next = (next + 1) % side.queue_pairs.len();
-            let request = |number: u32| {
-                let number = posted + u64::from(number);
-                let at = number as usize % MESSAGES * len;
+            let request = |index: u32| {
+                let number = posted + u64::from(index);
+                let at = (first_slot + (posted_here + index as usize) % sends as usize) * len;
                 let word = side.memory.word(at).expect("the word is aligned and lies in the region");
                 word.store(sender | (number + 1), Ordering::Relaxed);
                 let slice = side.memory.slice(at..at + len).expect("the slice lies in the region");
                 let request = SendRequest::send(slice);
                 // One signaled request completes the whole batch.
-                if number % u64::from(batch) == u64::from(batch) - 1 { request } else { request.unsignaled() }
+                if index == batch - 1 { request } else { request.unsignaled() }
             };
             if batch == 1 {
                 queue_pair.post_send(request(0))?;
