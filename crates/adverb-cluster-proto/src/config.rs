@@ -102,7 +102,8 @@ impl BrokerConfig {
         (self.send_slots as u64 + self.recv_queue_depth() as u64) * self.slot_size as u64
     }
 
-    /// Returns the interval that keeps a full ring and a full send queue from holding only unsignaled requests.
+    /// Returns the signal interval, reduced so that a full ring and a full send queue always contain a signaled
+    /// request: otherwise no completion would free their places.
     pub(crate) fn effective_signal_interval(&self) -> u16 {
         self.signal_interval.min(self.send_slots.div_ceil(2)).min(self.send_queue_depth.div_ceil(2))
     }

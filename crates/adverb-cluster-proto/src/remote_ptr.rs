@@ -89,8 +89,8 @@ impl RemotePtr {
     /// The length of the byte representation.
     pub const BYTES: usize = 32;
 
-    /// Returns the member as a peer of a cluster's broker, whose numbers are the same. The result is `None` if the number is
-    /// larger than those of a cluster's members: an arena without a cluster may have any.
+    /// Returns the member as a peer of a cluster's broker: members and peers have the same numbers. The result is
+    /// `None` if the number is too large for a cluster, because an arena without a cluster may have any number.
     pub fn peer(&self) -> Option<PeerId> {
         u16::try_from(self.member).ok().map(PeerId)
     }

@@ -62,7 +62,6 @@ pub(crate) enum RecvSlotState {
     Held,
 }
 
-/// A session with a peer.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) number: u16,

@@ -29,10 +29,11 @@ pub struct Config {
     pub handshake_timeout: Duration,
     /// The time limit of a close.
     pub close_timeout: Duration,
-    /// The time for which a side that has received a close waits for its acknowledgement: the peer may retransmit for
-    /// as long.
+    /// The time for which a side that has received the peer's close keeps its lane, waiting for the peer's last write:
+    /// the peer may retransmit the close until then.
     pub linger: Duration,
-    /// The time for which a side that has acknowledged its close waits for the acknowledgement's completion.
+    /// The time for which the closing side waits for the completion of its last write, the acknowledgement of the
+    /// close.
     pub close_ack_timeout: Duration,
     /// The time without traffic from the peer after which the connection probes it.
     pub keepalive: Option<Duration>,

@@ -28,7 +28,8 @@ pub(crate) struct Lane<R> {
     pub(crate) probe: Probe,
     /// The number of exposed regions whose frames were taken over this lane.
     pub(crate) exposed_count: usize,
-    /// The names of regions that were announced over this lane, and were withdrawn since, whose frames were not taken.
+    /// The names of regions that were announced over this lane and then withdrawn. Their withdrawal frames were not
+    /// taken yet.
     pub(crate) withdrawn: VecDeque<String>,
     pub(crate) close: CloseState,
     /// The end of the wait for the peer's acknowledgement of its close.
@@ -92,14 +93,13 @@ pub(crate) enum Linger {
     Finished,
 }
 
-/// The send queue.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct SendQueue {
     depth: u32,
     in_flight: u32,
     /// The number of requests after the last signaled one.
     unsignaled: u32,
-    /// The number of requests in flight that the peer must have when the connection is closed.
+    /// The number of requests in flight that must reach the peer before the connection is closed.
     undelivered: u32,
 }
 

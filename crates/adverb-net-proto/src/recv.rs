@@ -56,7 +56,7 @@ pub(crate) struct RecvHalf<B> {
     pub(crate) unposted: Option<(B, RemoteAddress)>,
     /// The weight of the messages in the inbox for which memory is allocated.
     pub(crate) buffered: usize,
-    /// The number of messages that were taken from the ring in this session, with shutdown and close.
+    /// The number of messages that were taken from the ring in this session. Shutdown and close count as messages.
     pub(crate) taken: u64,
 }
 

@@ -9,8 +9,8 @@ use crate::mutation::mutant;
 use crate::send::UnreadRendezvous;
 use crate::types::{Payload, Unacknowledged};
 
-/// The number of bytes after which no more is written. The peer's credits limit the unread bytes to a ring; this limit
-/// is for a peer that reads the ring, and never a rendezvous message.
+/// The number of kept bytes beyond which nothing more is written. The peer's credits limit the unread bytes to the size
+/// of its ring, so this limit matters only for a peer that reads its ring but never reads a rendezvous message.
 const MAX_KEPT_BYTES: usize = 2 * MAX_RING_SIZE as usize;
 
 /// A write that the device has returned, and whose messages the peer may not have received.
@@ -108,9 +108,9 @@ impl<B: Buf, R> Replay<B, R> {
         self.read = writes;
     }
 
-    /// Forgets the writes whose messages the peer has received: all that it has read before the first rendezvous
-    /// message that it has not read. `unread_rendezvous` is the number of that message, and `end` the number of the
-    /// first message that isn't posted.
+    /// Forgets the writes that the peer has read, up to the first rendezvous message that the peer has not read: the
+    /// write with that message is kept, and so are all later ones. `unread_rendezvous` is the number of that message,
+    /// and `end` the number of the first message that isn't posted.
     pub(crate) fn forget(&mut self, unread_rendezvous: Option<u64>, end: u64) {
         if mutant!(NothingForgotten) {
             return;

@@ -189,8 +189,8 @@ fn skip(count: u64, size: u64, len: u32) -> (u64, u32) {
     (skipped, at as u32 * RING_ALIGN)
 }
 
-/// Returns the maximum length of a write. With the units skipped at the ring's end, and those that the reader hasn't
-/// reported yet, a write of this length always fits an otherwise empty ring.
+/// Returns the maximum length of a write: a quarter of the ring. A write of this length always fits a ring whose writes
+/// are all read, even if it skips units at the ring's end, and the reader has not reported its last reads.
 pub(crate) const fn max_write_len(ring: u32) -> u32 {
     ring / 4 / RING_ALIGN * RING_ALIGN
 }

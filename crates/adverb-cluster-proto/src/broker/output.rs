@@ -102,8 +102,9 @@ fn fill_receives(
     if posts.is_empty() { Next::Nothing } else { Next::Receives }
 }
 
-/// Takes the flushed requests that fit the send queue. A probe that is due, and a credit message if no message carries the
-/// credits, precede them. If the broker leaves, a leave message follows them: `is_posted` is whether it was taken.
+/// Takes requests that fit the send queue, in this order: a probe that is due; a credit message, if no message carries
+/// the credits; the flushed requests; and a leave message, if the broker leaves. `is_posted` is whether the leave
+/// message was taken.
 fn fill_sends(
     peer: PeerId,
     session: &mut Session,

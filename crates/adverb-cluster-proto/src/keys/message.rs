@@ -36,7 +36,6 @@ impl Kind {
     }
 }
 
-/// Starts a message.
 pub(super) fn start(message: &mut Vec<u8>, kind: Kind, member: u32) {
     message.clear();
     message.extend([kind as u8, 0, 0, 0]);

@@ -109,11 +109,11 @@ struct KeyPeer {
     epoch: Option<u64>,
     /// The segments of this member that the peer knows, by number.
     announced: Vec<(u32, Announced)>,
-    /// The number of the peer as a member, which it announced.
+    /// The peer's member number, which the peer has announced.
     member: Option<u32>,
     /// The segments of the peer, by number.
     segments: Vec<(u32, RemoteMemory)>,
-    /// The withdrawn segments of the peer to confirm, and the number of ended tickets at which this is possible.
+    /// The peer's withdrawn segments that must be confirmed, each with the number of ended tickets that permits it.
     confirmations: VecDeque<(u32, u64)>,
     ended_ticket_count: u64,
     /// Whether the peer is in the list of peers that may have messages to send.
@@ -276,7 +276,7 @@ impl Keys {
         let unknown = RemotePtrError::UnknownSegment { segment: ptr.segment };
         let state = self.peers.get(usize::from(peer.0)).ok_or(unknown)?;
         let epoch = state.epoch.ok_or(unknown)?;
-        // Before the segment is searched, so that the error names the cause.
+        // The epoch is checked before the segment is searched, so that the error names the cause.
         if ptr.epoch != epoch && !mutant!(PointerEpochUnchecked) {
             return Err(RemotePtrError::StaleEpoch { epoch: ptr.epoch, current: epoch });
         }

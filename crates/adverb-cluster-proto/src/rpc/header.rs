@@ -132,7 +132,8 @@ impl Header {
     }
 
     /// Splits a frame, which may come from any peer, into its header and its data. Returns `None` if the frame is too
-    /// short, if its length is not that of its header, if a number has no meaning, or if a failure or cancellation has data.
+    /// short, if its length differs from the one in its header, if a number has no meaning, or if a failure or
+    /// cancellation has data.
     pub fn parse(frame: &[u8]) -> Option<(Header, &[u8])> {
         let (header, data) = frame.split_first_chunk::<HEADER_LEN>()?;
         let [kind, code, n0, n1, t0, t1, t2, t3, g0, g1, g2, g3, i0, i1, l0, l1] = *header;
@@ -181,8 +182,8 @@ pub fn split_frame(message: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Writes the length of a frame to its header, so that another frame can follow. Returns `false` if the frame is too long
-/// for that, or no frame.
+/// Writes the length of a frame to its header, so that another frame can follow. Returns `false` if the frame is too
+/// long for that, or too short to be a frame.
 #[must_use]
 pub fn set_frame_len(frame: &mut [u8]) -> bool {
     let Ok(length) = u16::try_from(frame.len()) else { return false };

@@ -76,7 +76,7 @@ mod tests {
             steps in proptest::collection::vec((0..4u8, 0..50u64, any::<proptest::sample::Index>()), 1..200),
         ) {
             let mut timers = Timers::new();
-            // By time and number of insertion, as equal times may be in any order.
+            // The keys are time and insertion number, because several timers may have the same time.
             let mut model = BTreeMap::new();
             for (number, (choice, at, index)) in steps.into_iter().enumerate() {
                 if choice > 0 || model.is_empty() {

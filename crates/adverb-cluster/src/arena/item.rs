@@ -13,7 +13,6 @@ use super::{ArenaState, Result};
 use crate::RemotePtr;
 use crate::slab::Slot;
 
-/// The memory of a slab.
 pub(super) struct SlabMemory {
     pub(super) arena: Arc<ArenaState>,
     pub(super) segment: Arc<Segment>,
@@ -62,7 +61,7 @@ pub struct Draft(Allocation);
 pub struct Item(Allocation);
 
 impl Allocation {
-    /// The slab. A value without one exists only while it is dropped.
+    /// Returns the slab, which is missing only while the allocation is dropped.
     #[inline]
     fn slab(&self) -> &SlabMemory {
         self.slab.as_ref().expect("an allocation has its slab until it is dropped")
@@ -168,8 +167,8 @@ impl Draft {
         self.0.read(offset, bytes)
     }
 
-    /// Returns a part of the item, for a request that fills it: a READ from a peer, or a receive. `domain` is the position
-    /// of the queue's protection domain among those that the arena was built with.
+    /// Returns a part of the item, for a request that fills it: a READ from a peer, or a receive. `domain` is the index of
+    /// the queue's protection domain in the list that was passed to [`ArenaBuilder::build`](super::ArenaBuilder::build).
     ///
     /// The request keeps the memory registered, but not the slot allocated: keep the draft until the request completes.
     ///
@@ -271,7 +270,8 @@ impl Item {
     }
 
     /// Returns a part of the item, for a request: the source of a WRITE or SEND, or the destination of a READ. `domain` is
-    /// the position of the queue's protection domain among those that the arena was built with.
+    /// the index of the queue's protection domain in the list that was passed to
+    /// [`ArenaBuilder::build`](super::ArenaBuilder::build).
     ///
     /// The request keeps the memory registered, but not the slot allocated: keep the item until the request completes.
     ///
@@ -283,7 +283,8 @@ impl Item {
         self.0.slice(domain, range)
     }
 
-    /// Frees many items. This takes one lock for up to 256 items of a partition, where dropping them takes one for each.
+    /// Frees many items. This locks a partition once for up to 256 of its items. Dropping the items one by one locks it
+    /// for each.
     pub fn free_all(mut items: Vec<Item>) {
         let key = |item: &Item| {
             let arena = item.0.slab.as_ref().map(|slab| Arc::as_ptr(&slab.arena));

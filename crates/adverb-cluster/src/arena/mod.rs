@@ -1,12 +1,13 @@
 //! Registered memory that peers address by offset.
 //!
-//! An [`Arena`] has segments, each registered with remote rights that the caller states: allocated ones, in which
-//! [items](Item) are allocated, and ones that the caller lends. Segments are added and withdrawn at run time.
+//! An [`Arena`] consists of segments: registered memory with remote rights that the caller chooses. The arena allocates
+//! [items](Item) in the segments that it has allocated itself, but not in those that the caller lends. Segments are
+//! added and withdrawn at run time.
 //!
-//! In allocated segments, a slab allocator divides slabs into slots of one size class each. Its free lists are in
-//! partitions with a lock each, so threads don't wait for each other. Slabs without items are assigned to other classes
-//! and partitions. For messages, [`Pool`](adverb_verbs::memory::Pool) remains the allocator: its buffers are `[u8]`s, and
-//! no peer reaches them.
+//! The allocator is a slab allocator: a slab, such as 1 MiB of a segment, is divided into slots of one size. Threads
+//! use different partitions, which have a lock and free slots of their own, so they don't wait for each other. A slab
+//! without items can get another slot size or partition. Messages are better allocated from a
+//! [`Pool`](adverb_verbs::memory::Pool): its buffers are `[u8]`s, and no peer can access them.
 
 mod error;
 mod item;
@@ -467,7 +468,8 @@ impl Drop for Handle {
             // A thread that this forked child doesn't have may hold a lock.
             return;
         }
-        // The slabs refer to the arena, so it would never be freed. Slabs with items are freed with their last item.
+        // The slabs have references to the arena, so without this call it would never be freed. A slab with items is
+        // freed with its last item.
         let segments = std::mem::take(&mut self.0.segments.write().by_id);
         self.0.heap.withdraw(|_| true);
         drop(segments);

@@ -86,7 +86,7 @@ impl ArenaStats {
         self.spare_slab_count + self.classes.iter().map(|class| class.empty_slab_count).sum::<u64>()
     }
 
-    /// Returns the part of the slabs with items that holds no item's data, from 0 to 1.
+    /// Returns the unused fraction of the slabs that have items, from 0 to 1.
     pub fn fragmentation(&self) -> f64 {
         let occupied = (self.slab_count - self.empty_slab_count()) * self.slab_size as u64;
         if occupied == 0 { 0.0 } else { 1.0 - self.item_bytes() as f64 / occupied as f64 }

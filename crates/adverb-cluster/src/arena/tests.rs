@@ -184,7 +184,7 @@ fn segments_are_registered_in_every_domain() {
         let (_server, client) = End::pair(domain, &peer);
         assert_eq!(client.read(&segment, index, item.remote_ptr()), b"by either device");
     }
-    // A lent region may be of any of the domains, and of no other.
+    // A lent region must be registered in one of the arena's domains.
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
     let region = other.region(4096, access).unwrap();
     region.write(100, b"lent").unwrap();

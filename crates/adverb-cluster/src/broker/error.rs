@@ -185,7 +185,7 @@ impl TransferError {
     }
 }
 
-/// A transfer that was refused, with its payload. It prints as its cause.
+/// A transfer that was refused, with its payload. `Display` prints the cause.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RefusedTransfer {

@@ -25,7 +25,7 @@ pub enum Event<'a> {
         /// The number of bytes written.
         length: u32,
     },
-    /// A ticket ended.
+    /// A ticket ended: all its transfers have completed, or its session has ended.
     Completed {
         /// The peer.
         peer: PeerId,

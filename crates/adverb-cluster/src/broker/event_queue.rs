@@ -3,7 +3,7 @@
 use super::event::{Filter, QueuedEvent};
 use adverb_cluster_proto::PeerId;
 
-/// Events in the order of their arrival, of which a filter takes the first one that it includes without visiting others.
+/// Events in the order of their arrival. Taking the first event that a filter includes visits no other events.
 ///
 /// Each event is in two linked lists: that of its kind, and that of its peer.
 #[derive(Debug)]

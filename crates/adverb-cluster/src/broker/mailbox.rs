@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 
 use super::{Broker, BrokerError, Offer, Result};
 
-/// The number of undelivered events of a peer's sessions from which on no further session is prepared. A peer that connects
-/// repeatedly can't fill the queue of a program that polls for other peers.
+/// The maximum number of undelivered events of a peer's sessions. While there are so many, no further session with the
+/// peer is prepared. So a peer that connects repeatedly can't fill the queue of a program that polls for other peers.
 const MAX_SESSION_EVENTS: usize = 8;
 
 /// A command to a broker.
@@ -163,7 +163,6 @@ impl Mailbox {
         self.commands.lock().len()
     }
 
-    /// Takes the commands.
     fn take(&self) -> Vec<Command> {
         let mut commands = self.commands.lock();
         // Commands are sent under the lock, so no byte is left without a command.
@@ -176,7 +175,7 @@ impl Mailbox {
         self.has_commands.load(Ordering::Acquire)
     }
 
-    /// Marks the broker as one of the application, which polls it.
+    /// Records that the application has the broker and polls it.
     pub(crate) fn set_taken(&self) {
         self.is_taken.store(true, Ordering::Release);
         self.notices.push(Notice::Taken { thread: self.thread });

@@ -11,7 +11,8 @@ use super::event::QueuedEvent;
 
 /// A peer: the queue pair of its session, its message buffers, and the payloads of its requests.
 ///
-/// All buffers of a kind have the same size, so a slot of the core needs no buffer of its own: it takes any free one.
+/// A slot of the state machine (`adverb_cluster_proto::Broker`) is only a number. All send buffers have the same size,
+/// and so have all receive buffers, so a slot takes any free one.
 #[derive(Debug, Default)]
 pub(super) struct Peer {
     pub(super) link: Option<Link>,
@@ -70,7 +71,7 @@ pub(super) struct InFlight {
 pub(super) enum RequestKind {
     Message,
     Transfer,
-    /// A request of the core, without memory.
+    /// A request of the state machine, without memory.
     Control,
 }
 

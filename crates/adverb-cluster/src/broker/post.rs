@@ -49,7 +49,7 @@ impl Broker {
                 buffer.reset_range();
                 Ok(SendBuf::new(slot, buffer, &self.returns))
             }
-            // The core has as many slots as the peer has buffers.
+            // The state machine has as many slots as the peer has buffers, so a buffer is missing only after a failure.
             None => {
                 self.core.discard(slot);
                 Err(PostError::NotOpen { peer })
@@ -110,12 +110,16 @@ impl Broker {
     ///
     /// # Errors
     ///
-    /// Returns the payload and the cause: [`TransferError::Pointer`] if the pointer is stale, out of bounds, or to a segment
-    /// that the peer has not announced or has withdrawn, [`TransferError::TooManySegments`],
-    /// [`TransferError::TooLong`] or [`TransferError::WindowPayload`] if the payload can't be transferred, and [`TransferError::Post`] if there is no session ([`NotOpen`](PostError::NotOpen)), if the
-    /// memory belongs to an earlier run of the peer ([`StaleEpoch`](PostError::StaleEpoch)), if the request queue is full
-    /// ([`WouldBlock`](PostError::WouldBlock)), or if the local range is longer than the remote range
-    /// ([`OutOfBounds`](PostError::OutOfBounds)).
+    /// Returns the payload and the cause:
+    ///
+    /// - [`TransferError::Pointer`] if the pointer is stale, out of bounds, or to a segment that the peer has not announced
+    ///   or has withdrawn.
+    /// - [`TransferError::TooManySegments`], [`TransferError::TooLong`] or [`TransferError::WindowPayload`] if the payload
+    ///   can't be transferred.
+    /// - [`TransferError::Post`] if there is no session ([`NotOpen`](PostError::NotOpen)), if the memory belongs to an earlier
+    ///   run of the peer ([`StaleEpoch`](PostError::StaleEpoch)), if the request queue is full
+    ///   ([`WouldBlock`](PostError::WouldBlock)), or if the local range is longer than the remote range
+    ///   ([`OutOfBounds`](PostError::OutOfBounds)).
     ///
     /// Local memory of another protection domain is detected only when the request is posted, and ends the session. So does
     /// local memory that a READ or an atomic may not write.
@@ -246,7 +250,7 @@ impl Broker {
         Ok(ticket)
     }
 
-    /// Returns the length of a payload in the form that the core takes. The core doesn't use the other fields.
+    /// Returns the length of a payload in the form that the state machine takes, which doesn't use the other fields.
     fn check_payload(&self, payload: &Payload) -> Result<Segment, TransferError> {
         if matches!(payload, Payload::Window(_)) {
             return Err(TransferError::WindowPayload);

@@ -138,7 +138,7 @@ impl Broker {
                 (peer, *wr_id, completion.into_buffer())
             }
         };
-        // The core doesn't use the queue pair number.
+        // The state machine doesn't use the queue pair number.
         self.core.handle_completion(&PlainCompletion { wr_id, qpn: Qpn::truncate(0), outcome });
         self.collect_events(&mut message);
         if let (Some(buffer), Some(state)) = (message, self.peers.get_mut(usize::from(peer))) {
@@ -146,7 +146,7 @@ impl Broker {
         }
     }
 
-    /// Queues the events of the core. `message` is the buffer of the receive that just completed.
+    /// Queues the events of the state machine. `message` is the buffer of the receive that just completed.
     fn collect_events(&mut self, message: &mut Option<Buffer>) {
         while let Some(event) = self.core.poll_event() {
             let queued = match event {
@@ -221,7 +221,6 @@ impl Broker {
         }
     }
 
-    /// Queues an event of a session.
     pub(super) fn push_session_event(&mut self, event: QueuedEvent) {
         if let Some(state) = self.peers.get_mut(usize::from(event.peer().0)) {
             state.session_event_count += 1;
@@ -258,7 +257,7 @@ impl Broker {
         }
     }
 
-    /// Posts the requests that the core returns.
+    /// Posts the requests that the state machine returns.
     pub(super) fn post_requests(&mut self) {
         while let Some(post) = self.core.poll_post() {
             let (peer, posted) = match post {
@@ -288,7 +287,7 @@ impl Broker {
             if let Some(state) = self.peers.get_mut(usize::from(peer.0)) {
                 state.close();
             }
-            // The core has requested this, so the call succeeds.
+            // The state machine has requested this, so the call succeeds.
             let closed = self.core.handle_closed(peer);
             debug_assert!(closed.is_ok());
             self.collect_events(&mut None);

@@ -29,7 +29,6 @@ pub(super) struct Returns {
 }
 
 impl Returns {
-    /// Takes a returned slot.
     pub(super) fn take(&self) -> Option<(SendSlot, Buffer)> {
         if !self.has_slots.load(Ordering::Acquire) {
             return None;
@@ -91,7 +90,7 @@ impl SendBuf {
         Ok(())
     }
 
-    /// Takes the slot and its buffer, whose range is now that of the message.
+    /// Takes the slot and its buffer, whose range is reduced to the message.
     pub(super) fn into_parts(mut self) -> Option<(SendSlot, Buffer)> {
         let (slot, mut buffer) = self.parts.take()?;
         // The length was checked.

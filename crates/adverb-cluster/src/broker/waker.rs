@@ -25,7 +25,7 @@ impl Waker {
 
     /// Wakes the broker's thread if it sleeps. Otherwise, its next wait returns at once.
     pub(crate) fn wake(&self) {
-        // Of this thread and one that arms the waker, at least one sees the other's store.
+        // With `SeqCst`, either this thread sees that the waker is armed, or the thread that arms it sees `is_woken`.
         self.is_woken.store(true, Ordering::SeqCst);
         if self.is_armed.swap(false, Ordering::SeqCst) {
             // If the socket is full, the thread is woken by an earlier byte.

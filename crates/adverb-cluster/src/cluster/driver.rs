@@ -46,7 +46,6 @@ pub(super) struct ClusterState {
     pub(super) local: Local,
     pub(super) epoch: u64,
     pub(super) threads: Vec<BrokerThread>,
-    /// The state of each member.
     pub(super) status: Mutex<Vec<MemberStatus>>,
     pub(super) notices: Arc<Notices>,
 }
@@ -81,7 +80,8 @@ impl From<adverb_verbs::Error> for AttemptError {
 }
 
 impl AttemptError {
-    /// Returns the error for users, of an attempt with a peer, whose address is known unless it could not be resolved.
+    /// Returns the public error of a failed attempt. `addr` is the peer's address, or `None` if it could not be
+    /// resolved.
     fn identify(self, peer: PeerId, addr: Option<SocketAddr>, this_epoch: u64) -> EstablishError {
         use adverb_cluster_proto::SessionError;
 
@@ -353,7 +353,7 @@ impl Driver {
         let Local { cluster, this_member, .. } = self.shared.local;
         let Attempt { peer, thread, purpose } = attempt;
         let hello = Hello { cluster, from: this_member, to: peer.0, thread, purpose };
-        // Without random bytes, the hello is the same each time, and the attempt fails.
+        // Without random bytes, the nonce is zero, and the attempt fails below.
         let nonce = random_nonce();
         let exchange =
             Exchange::dial(Arc::clone(&self.shared.key), &hello, nonce.as_ref().unwrap_or(&[0; NONCE_LEN]));
@@ -476,7 +476,6 @@ impl Driver {
         }
     }
 
-    /// Performs a step of an exchange.
     fn perform(&mut self, number: u64, connection: &mut TcpExchange, step: Step) -> Result<()> {
         match step {
             Step::Read => {

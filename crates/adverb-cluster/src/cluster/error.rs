@@ -122,8 +122,8 @@ pub struct MemberStatus {
     /// The number of open sessions: at most one for each thread of this member. It changes shortly after the events of the
     /// brokers.
     pub open_session_count: usize,
-    /// The error of the last attempt to establish a session, since a session was opened last. The cluster tries again as
-    /// long as the session is needed.
+    /// The error of the last failed attempt to establish a session. Opening a session clears it. The cluster tries
+    /// again as long as the session is needed.
     ///
     /// Errors of attempts that other members begin are included while no session with the member is open. The address in
     /// such an error is that of the host, which may also be a stranger that claims to be the member.

@@ -12,8 +12,8 @@
 //! tag of an earlier exchange is invalid in any other, and neither side changes a session before the other has proved that it
 //! has the key. Without a secret, the key is public, and the tags prove nothing.
 //!
-//! Only the member with the larger number asks for a session. The other one *invites* it: hello, welcome and offer, of which
-//! the offer is empty.
+//! Only the member with the larger number asks for a session. The other one *invites* it to do so, with an exchange
+//! that ends after an empty offer.
 
 use std::sync::Arc;
 

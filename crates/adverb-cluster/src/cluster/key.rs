@@ -19,7 +19,6 @@ impl ExchangeKey {
         })
     }
 
-    /// Returns the tag of a transcript.
     pub(super) fn tag(&self, transcript: &[u8]) -> [u8; TAG_LEN] {
         self.0.digest(&[transcript])
     }

@@ -32,7 +32,6 @@ pub enum RpcEvent<'a> {
         /// The data of the reply, in the receive slot, or the reason why there is none.
         result: Result<&'a [u8], CallError>,
     },
-    /// An event of the broker that is no message. The calls of a session end before
-    /// [`Event::SessionEnded`].
+    /// An event of the broker other than a message. The calls of a session end before [`Event::SessionEnded`].
     Broker(Event<'a>),
 }

@@ -18,7 +18,7 @@ const MESSAGES: usize = 6000;
 /// The maximum number of requests of a member that wait for an answer.
 const MAX_REQUESTS: u16 = 16;
 
-/// The hostile member's messages, which depend on nothing but the number of messages before.
+/// The hostile member's messages. Each is determined by the number of messages before it, so every run is the same.
 struct Messages(u64);
 
 impl Messages {

@@ -48,10 +48,10 @@ type Result<T, E = BrokerError> = std::result::Result<T, E>;
 ///
 /// Messages are posted like those of the broker: in batches, by [`flush_all`](Rpc::flush_all), and at the end of each poll.
 /// The data of [`call`](Rpc::call) and [`reply`](Rpc::reply) is copied, and up to
-/// [`doorbell_batch`](crate::BrokerConfig::doorbell_batch) requests and replies to a peer share one message, if they fit
-/// its slot. Those in slots of their own ([`send_buf`](Rpc::send_buf)) don't.
-/// Without a send slot or a credit of the peer, a call is refused with [`PostError::WouldBlock`], and a reply waits in this
-/// process. A call allocates no memory, except for such replies, whose memory is used again.
+/// [`doorbell_batch`](crate::BrokerConfig::doorbell_batch) requests and replies to a peer share one message, if they
+/// fit its slot. A request or reply that the caller writes into a slot of its own ([`send_buf`](Rpc::send_buf)) is a
+/// message of its own. Without a send slot or a credit of the peer, a call is refused with [`PostError::WouldBlock`],
+/// and a reply waits in this process. A call allocates no memory, except for such replies, whose memory is used again.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -142,8 +142,8 @@ impl Rpc {
 
     /// Returns the broker, to post transfers and to manage sessions.
     ///
-    /// Messages that are sent with the broker are no calls: the peer drops them. Polling the broker takes the events of
-    /// calls away from [`poll`](Rpc::poll).
+    /// Don't send messages with the broker: the peer drops them, because they are no calls. Don't poll it either:
+    /// events of calls that the broker delivers are missing in [`poll`](Rpc::poll).
     pub fn broker_mut(&mut self) -> &mut Broker {
         &mut self.broker
     }
@@ -404,8 +404,8 @@ impl Rpc {
         self.core.poll_timeout().map(|at| at - self.broker.now())
     }
 
-    /// Whether the session that the calls belong to is that of the broker. Returns `false` if a session ended and was
-    /// established again, and its events were not delivered yet.
+    /// Whether the calls belong to the broker's current session with the peer. Returns `false` if the session ended and
+    /// was established again, and the events of this were not delivered yet.
     fn is_current(&self, peer: PeerId) -> bool {
         let epoch = self.core.epoch(peer);
         epoch.is_some() && epoch == self.broker.peer_epoch(peer)

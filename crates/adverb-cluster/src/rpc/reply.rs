@@ -51,7 +51,7 @@ impl Drop for Reply {
     }
 }
 
-/// A reply that was refused, with the token. It prints as its cause.
+/// A reply that was refused, with the token. `Display` prints the cause.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct RefusedReply {
@@ -96,7 +96,6 @@ impl DroppedReplies {
         DroppedReplies { has_requests: AtomicBool::new(false), requests: Mutex::default(), waker }
     }
 
-    /// Takes a request.
     pub(super) fn take(&self) -> Option<RequestId> {
         if !self.has_requests.load(Ordering::Acquire) {
             return None;

@@ -180,7 +180,7 @@ mod tests {
             for (index, size) in classes.sizes.iter().enumerate() {
                 prop_assert_eq!(*size as usize % layout.item_align, 0);
                 let count = classes.slot_count(index as u16) as usize;
-                // One more unit of the alignment, and a slot less would fit.
+                // With slots longer by one unit of the alignment, one slot less would fit.
                 prop_assert!((*size as usize + layout.item_align) * count > layout.slab_size);
             }
             for pair in classes.sizes.windows(2) {

@@ -89,7 +89,6 @@ impl<T: Clone> Heap<T> {
         Heap { classes, partitions, spare }
     }
 
-    /// Returns the size classes.
     pub(crate) fn classes(&self) -> &SizeClasses {
         &self.classes
     }
@@ -236,7 +235,7 @@ impl<T: Clone> Heap<T> {
         item_count
     }
 
-    /// Returns all counts. Threads that allocate at the same time may be counted in part.
+    /// Returns all counts. The counts of an allocation that runs at the same time may be included only in part.
     pub(crate) fn census(&self) -> Census {
         let spare = self.spare.lock();
         Census {

@@ -10,7 +10,7 @@
 //!   class, it gets a slab: a spare one, else an empty one of another class or partition. Otherwise the slot is taken
 //!   from another partition.
 //! - A partition keeps one empty slab of each class. Further ones become spare.
-//! - Neither allocating nor freeing allocates memory: [`Heap::add_slabs`] does in advance.
+//! - Allocating and freeing slots uses no heap memory: [`Heap::add_slabs`] allocates all bookkeeping in advance.
 
 mod classes;
 mod heap;

@@ -158,7 +158,7 @@ impl<T> Partition<T> {
         match slab.state {
             SlabState::Listed if used_count > 0 => Ok(Freed::Kept),
             SlabState::Listed => {
-                // A slab that is the last one stays: the slabs before it aren't empty.
+                // An empty slab moves to the end of the list. The last slab is there already.
                 if list.tail != place {
                     self.unlink(place);
                     self.link(place, class, End::Back);

@@ -109,8 +109,9 @@ pub struct AsyncRpc {
     rpc: Rpc,
     readiness: Readiness,
     callers: Caller,
-    /// The messages of callers. Their number is bounded: a call has a permit, and ends with at most one cancellation; a reply
-    /// belongs to a request; and a peer has at most one request for a session.
+    /// The messages of callers. The channel needs no bound of its own: each call to a peer takes one of 64 permits and
+    /// causes at most one cancellation, each reply belongs to a request, and each peer has at most one
+    /// [`Message::Connect`].
     pub(super) messages: mpsc::UnboundedReceiver<Message>,
     /// The calls that were posted, and their numbers.
     posted: HashMap<CallId, (u64, ReplySender)>,
@@ -181,7 +182,7 @@ impl Caller {
         timeout: Option<Duration>,
     ) -> Result<Vec<u8>, CallerError> {
         let Some(timeout) = timeout else { return self.call_until(peer, method, bytes, None).await };
-        // A timeout that is too long for the clock is none.
+        // If the deadline exceeds the clock's range, the call has none.
         let call = self.call_until(peer, method, bytes, Instant::now().checked_add(timeout));
         tokio::time::timeout(timeout, call).await.unwrap_or(Err(CallError::TimedOut { peer }.into()))
     }
@@ -311,7 +312,7 @@ impl AsyncRpc {
             }
             tokio::select! {
                 () = self.readiness.wait(self.rpc.timeout()) => {}
-                // This side has a sender too, so there is always a message, unless the calls have stopped.
+                // `callers` has a sender, too, so this is `None` only after `stop`.
                 Some(message) = self.messages.recv() => self.handle_message(message),
             }
         }

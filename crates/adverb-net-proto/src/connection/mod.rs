@@ -55,7 +55,6 @@ pub struct Connection<B, R> {
     events: VecDeque<Event<R>>,
 }
 
-/// The session of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Session {
     /// A failed lane ends the connection.

@@ -327,9 +327,9 @@ impl<B: Buf, R: Region> Connection<B, R> {
         Some(Post::Write { tag, buf: None, remote, immediate: immediate.emit(), is_signaled })
     }
 
-    /// Returns the write that tells the peer that this side ends the connection without a close, if the peer does not
-    /// know that the connection ends. The driver posts it as the last request, also before it drains the lane of a close
-    /// that has exceeded its time limit.
+    /// Returns the write that announces an end without a close, unless the peer already knows that the connection ends.
+    /// The driver posts it as the last request. It does so too if a close has exceeded its time limit, before it drains
+    /// the lane.
     pub fn abort_write(&mut self) -> Option<Post<B>> {
         let has_posted_close = self.is_closing() && self.is_flushed();
         if has_posted_close || self.has_peer_closed() {
