@@ -1,7 +1,7 @@
 //! The JSON output of all commands: each document has the version of the schema and the name of its command.
 //!
-//! Durations and times are integers in nanoseconds, in fields whose names end in `_ns`; times are those since 1970. Shares,
-//! such as a loss, are numbers between 0 and 1. A value that is not known is `null`.
+//! Durations and times are integers in nanoseconds, in fields whose names end in `_ns`; times start at the Unix epoch.
+//! Ratios, such as a loss of packets, are numbers between 0 and 1. A value that is not known is `null`.
 
 use std::time::Duration;
 

@@ -134,7 +134,7 @@ mod tests {
             let lines: Vec<&str> = help.lines().map(str::trim_end).collect();
             let is_short = |line: &&str| line.chars().count() <= prose::MAX_WIDTH;
             assert!(lines.iter().all(is_short), "{name}: {help}");
-            // A longer line is wrapped after one or two words of the next line of the terminal.
+            // A terminal would break a longer line, with only one or two words in its next line.
             if let Some(text) = command.get_after_help().map(ToString::to_string) {
                 let long: Vec<&str> = text.lines().filter(|line| !is_short(line)).collect();
                 assert!(long.is_empty(), "{name}: these lines are longer than a terminal's: {long:#?}");

@@ -42,7 +42,8 @@ use crate::ud_queue::{UdQueue, Waker};
 #[cfg_attr(docsrs, doc(cfg(feature = "tokio")))]
 pub struct AsyncProber {
     prober: Prober,
-    /// The registration of the queue's descriptor with tokio, and the number of descriptors that the queue had before.
+    /// The registration of the queue's descriptor with tokio, and the descriptor's generation: each failure of the
+    /// device and each reopening begins a new one.
     readiness: Option<(u64, AsyncFd<OwnedFd>)>,
 }
 

@@ -186,7 +186,6 @@ impl ProbeError {
     }
 }
 
-/// Checks that an option is in its range.
 pub(crate) fn check_range(option: &'static str, requested: u64, range: RangeInclusive<u64>) -> Result<()> {
     if range.contains(&requested) {
         return Ok(());

@@ -153,7 +153,8 @@ pub fn lossy_paths(paths: &[LossCount]) -> Vec<LossyPath> {
     for (index, path) in paths.iter().enumerate() {
         let others = paths.iter().enumerate().filter(|&(other, _)| other != index);
         let evidence: f64 = others.map(|(_, other)| evidence(path, other)).sum();
-        // The mean over the other paths is evidence of the same strength; each path has an equal share of the error.
+        // The mean of the evidence against each other path is also evidence (an e-value). The error probability is
+        // divided equally among the paths.
         let error = paths.len() as f64 * (paths.len() as f64 - 1.0) / evidence;
         if error <= MAX_ERROR {
             named.push(LossyPath { index, error });

@@ -78,17 +78,14 @@ fn origin() -> Instant {
 
 #[cfg(test)]
 impl Stamp {
-    /// Returns a stamp of the process.
     pub(crate) fn process(nanos: u64) -> Stamp {
         Stamp { nanos, kind: StampKind::Process }
     }
 
-    /// Returns a stamp of the kernel.
     pub(crate) fn kernel(nanos: u64) -> Stamp {
         Stamp { nanos, kind: StampKind::Kernel }
     }
 
-    /// Returns a stamp of a NIC.
     pub(crate) fn nic(nanos: u64) -> Stamp {
         Stamp { nanos, kind: StampKind::Nic }
     }

@@ -42,7 +42,6 @@ pub(super) struct Problem {
     pub hints: Vec<String>,
 }
 
-/// The kind of a [`Problem`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ProblemKind {
@@ -63,7 +62,6 @@ impl Problem {
     }
 }
 
-/// A device.
 #[derive(Debug, Serialize)]
 pub(super) struct Device {
     /// The device's name.
@@ -127,7 +125,6 @@ pub(super) struct Port {
     pub gids: Vec<Gid>,
 }
 
-/// The state of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum PortState {
@@ -139,7 +136,6 @@ pub(super) enum PortState {
     Unknown,
 }
 
-/// The link layer of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(super) enum LinkLayer {
     #[serde(rename = "infiniband")]

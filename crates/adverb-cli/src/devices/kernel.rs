@@ -29,7 +29,6 @@ impl Kernel {
         names_in(&self.root.join(CLASS))
     }
 
-    /// Returns the GUID of a device.
     pub(super) fn guid(&self, device: &str) -> Option<String> {
         let text = fs::read_to_string(self.root.join(CLASS).join(device).join("node_guid")).ok()?;
         Some(text.trim().to_owned())

@@ -9,13 +9,12 @@ use super::result::CheckResult;
 const MIN_MEMLOCK_BYTES: u64 = 64 << 20;
 /// The number of file descriptors below which programs with a software NIC usually fail.
 const MIN_FILES: u64 = 64;
-/// The numbers of open devices and of other objects without which programs usually fail.
+/// The limits of a cgroup, on open devices and on other RDMA objects, below which programs usually fail.
 const MIN_CGROUP_HANDLES: u64 = 1;
 const MIN_CGROUP_OBJECTS: u64 = 16;
 /// The bytes of an Ethernet frame's payload around the data of a RoCE packet: IPv6, UDP, transport headers and checksum.
 const ROCE_OVERHEAD: u32 = 40 + 8 + 12 + 16 + 4;
 
-/// Returns the results of all checks of facts.
 pub(super) fn all(facts: &Facts) -> Vec<CheckResult> {
     let mut results = devices(facts);
     for device in &facts.devices {

@@ -1,5 +1,5 @@
-//! Priority flow control (PFC) of network interfaces, which the kernel tells in messages for data center bridging
-//! (`linux/dcbnl.h`).
+//! Priority flow control (PFC) of network interfaces, which the kernel reports in netlink messages for data center
+//! bridging (`linux/dcbnl.h`).
 
 use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
@@ -28,11 +28,11 @@ const HEADER_LEN: usize = 16 + 4;
 /// The time for the kernel's answer.
 const TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Returns the priorities of an interface with PFC, or `None` if its driver doesn't tell.
+/// Returns the priorities of an interface with PFC, or `None` if its driver doesn't report them.
 pub(super) fn pfc_priorities(interface: &str) -> Option<Vec<u8>> {
     let (domain, protocol) = (AddressFamily::Netlink, SockProtocol::NetlinkRoute);
     let socket = socket(domain, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol).ok()?;
-    // A type of std with the time limit and the receive call of any socket.
+    // The socket is a netlink socket. `UdpSocket` only provides its time limit and its receive call.
     let socket = UdpSocket::from(socket);
     socket.set_read_timeout(Some(TIMEOUT)).ok()?;
     let kernel = NetlinkAddr::new(0, 0);

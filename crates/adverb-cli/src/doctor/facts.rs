@@ -111,9 +111,9 @@ pub(super) struct Netdev {
     pub(super) is_up: bool,
     pub(super) has_carrier: bool,
     pub(super) mtu: u32,
-    /// Whether congestion control reacts to marked packets, in any priority. `None` if the driver doesn't tell.
+    /// Whether congestion control reacts to marked packets, in any priority. `None` if the driver doesn't report it.
     pub(super) has_ecn: Option<bool>,
-    /// The priorities with priority flow control (PFC). `None` if the driver doesn't tell.
+    /// The priorities with priority flow control (PFC). `None` if the driver doesn't report them.
     pub(super) pfc_priorities: Option<Vec<u8>>,
 }
 
@@ -123,7 +123,7 @@ const NVIDIA: &str = "0x15b3";
 const NETWORK_CLASSES: [&str; 2] = ["0x0200", "0x0207"];
 /// The bit of the capability that permits to lock any amount of memory.
 const CAP_IPC_LOCK: u32 = 14;
-/// The bit of an interface's flags that tells that it is up.
+/// The bit of an interface's flags that is set while the interface is up.
 const IFF_UP: u32 = 1;
 
 impl Facts {
@@ -330,7 +330,7 @@ impl Files<'_> {
         let capabilities = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
         let capabilities =
             capabilities.and_then(|text| u64::from_str_radix(text.trim(), 16).ok()).unwrap_or(0);
-        // The kernel asks for the capability in the initial user namespace, so it doesn't count in another one.
+        // The kernel requires the capability in the initial user namespace. In another one, it has no effect.
         let is_initial = self
             .text("proc/self/uid_map")
             .is_some_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));

@@ -176,8 +176,8 @@ fn loopback_delivers() -> io::Result<bool> {
     }
 }
 
-/// Returns a raw socket with the packets to an address that pass the firewall, also if soft-RoCE has the port at all
-/// addresses. Only root may open one.
+/// Returns a raw socket, which receives all packets to an address that pass the firewall. It works even if soft-RoCE
+/// has the port at all addresses. Only root may open one.
 fn raw_socket(address: SocketAddrV4) -> io::Result<UdpSocket> {
     let socket = socket(AddressFamily::Inet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Udp)?;
     bind(socket.as_raw_fd(), &SockaddrIn::from(address))?;

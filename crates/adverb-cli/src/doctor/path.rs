@@ -18,7 +18,7 @@ use crate::{ping, report};
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// The number of probes of a length that must be lost before the length counts as too long.
 const PROBES_PER_LENGTH: u32 = 5;
-/// The path MTUs of RDMA, as far as probes can have their length.
+/// The path MTUs of RDMA that are also valid lengths of probes.
 const MTUS: [usize; 5] = [MAX_PROBE_LEN, 2048, 1024, 512, 256];
 
 /// Returns the results of all checks of the path.
@@ -154,8 +154,8 @@ fn no_answer(addr: SocketAddr, has_tcp: bool) -> CheckResult {
     }
 }
 
-/// Whether the host reports that its UDP port has no receiver, which is so without an RDMA NIC, soft-RoCE and the software
-/// NIC.
+/// Whether the host reports that its UDP port has no receiver. It does so if it has neither an RDMA NIC nor soft-RoCE
+/// nor the software NIC.
 fn is_port_closed(addr: SocketAddr) -> bool {
     let any: IpAddr = match addr {
         SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),

@@ -12,7 +12,6 @@ pub(super) struct Report {
     results: Vec<CheckResult>,
 }
 
-/// The result of a check.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(super) struct CheckResult {
     /// The name of the check.
@@ -24,7 +23,6 @@ pub(super) struct CheckResult {
     pub(super) fixes: Vec<String>,
 }
 
-/// The verdict of a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Verdict {

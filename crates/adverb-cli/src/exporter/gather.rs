@@ -98,7 +98,7 @@ impl Gatherer {
         for group in ["counters", "hw_counters"] {
             counters.extend(numbers_in(&directory.join(group), Source::Rdma, errors));
         }
-        // The time for which the kernel caches the counters, in ms.
+        // `lifespan` is no counter: it is the time for which the kernel caches the counters, in ms.
         counters.remove("lifespan");
         RdmaPort {
             number,

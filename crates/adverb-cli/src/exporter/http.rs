@@ -14,7 +14,6 @@ pub(super) enum Parsed {
     Rejected(u16),
 }
 
-/// A request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Request {
     /// Whether the client wants the head of the response only.

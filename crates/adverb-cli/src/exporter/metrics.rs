@@ -1,7 +1,6 @@
 //! The metrics: their names, types, labels and help texts. `docs/operate/metrics.md` lists them for operators; a test
 //! compares the two.
 
-/// A metric.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Metric {
     /// The name, with the suffixes of Prometheus' conventions.

@@ -98,7 +98,6 @@ pub(super) struct Plan {
 pub(super) struct Probing(Arc<Mutex<Vec<Destination>>>);
 
 impl Probing {
-    /// Starts to probe.
     pub(super) fn start(targets: &[Target], plan: &Plan) -> Result<Probing> {
         let pairs = targets.len() * plan.dscps.len();
         ensure!(

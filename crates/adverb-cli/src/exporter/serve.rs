@@ -35,7 +35,7 @@ impl Exporter {
     /// Creates an exporter of the values that `gatherer` reads.
     pub(super) fn new(gatherer: Gatherer) -> Exporter {
         let start_time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-        // A series that starts at 0 has a rate from its first increase on.
+        // The series starts at 0, because Prometheus ignores the first increase of a series that starts at 1.
         let requests = [(200, 0)].into();
         let status = Status { start_time, requests, ..Status::default() };
         Exporter { gatherer, status: Mutex::new(status), timeout: TIMEOUT }

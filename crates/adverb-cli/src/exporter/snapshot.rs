@@ -17,7 +17,6 @@ pub(super) struct Snapshot {
     pub read_errors: ReadErrors,
 }
 
-/// An RDMA device.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct RdmaDevice {
     /// The device's name.
@@ -34,7 +33,6 @@ pub(super) struct RdmaDevice {
     pub ports: Vec<RdmaPort>,
 }
 
-/// A port of an RDMA device.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct RdmaPort {
     /// The port's number, from 1.
@@ -86,7 +84,6 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// All sources.
     pub(super) const ALL: [Source; 4] = [Self::Rdma, Self::Software, Self::Netdev, Self::Ethtool];
 
     /// Returns the value of the label `source`.

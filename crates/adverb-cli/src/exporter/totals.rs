@@ -89,7 +89,7 @@ impl ClassTotals {
     fn new(dscp: u8) -> ClassTotals {
         ClassTotals {
             dscp,
-            // A series that starts at 0 has a rate from its first increase on.
+            // Each series starts at 0, because Prometheus ignores the first increase of a series that starts at 1.
             results: RESULTS.map(|result| (result, 0)).into(),
             network_rtt: DelayHistogram::default(),
             process_rtt: DelayHistogram::default(),
@@ -121,7 +121,6 @@ pub(super) struct DelayHistogram {
 }
 
 impl DelayHistogram {
-    /// Records a delay.
     pub(super) fn record(&mut self, delay: Duration) {
         let nanos = delay.as_nanos();
         let bucket = BOUNDS.iter().position(|bound| nanos <= u128::from(*bound)).unwrap_or(BOUNDS.len());

@@ -14,9 +14,9 @@ use adverb::probe::{Peer, ProbePath, Prober, ProberOptions, Responder, Responder
 use adverb::verbs::Device;
 use anyhow::{Context, Result};
 
-/// The time after which a probe has timed out, and the further time for late answers.
+/// The time after which a probe has timed out, and also the additional time for which late answers are accepted.
 ///
-/// It is as long as a window, so that a process that stops for less than that loses no probe.
+/// It is as long as a window, so a process that stops for less than a window loses no probe.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Returns the number of receive slots of a prober or a responder: the acknowledgements of two seconds, or more. The
@@ -131,7 +131,6 @@ fn open_device(address: IpAddr) -> adverb::verbs::Result<Device> {
     Device::open_by_addr(address).or_else(|_| Device::open(&format!("soft:{address}")))
 }
 
-/// The probes of one agent.
 struct Probing {
     source: IpAddr,
     targets: Vec<Target>,
@@ -175,7 +174,8 @@ impl Probing {
         }
     }
 
-    /// Sends the probe number `count`: the targets in turn, each time in the next class.
+    /// Sends the probe number `count`. With two targets A and B and two classes 0 and 1, the order is A0, B0, A1, B1,
+    /// A0, …
     fn post(&mut self, prober: &mut Prober, count: usize, now: Instant) {
         let number = count % self.targets.len();
         let class = self.plan.classes[count / self.targets.len() % self.plan.classes.len()];

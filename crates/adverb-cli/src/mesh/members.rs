@@ -11,7 +11,8 @@ use anyhow::{Context, Result, bail, ensure};
 /// The maximum number of members.
 const MAX_MEMBERS: usize = 64;
 
-/// Returns the members: the addresses named and those of the file, or all addresses of this host's devices.
+/// Returns the members: the addresses of the command line and of the file, or all addresses of this host's devices if
+/// neither is given.
 pub(super) fn members(addresses: &[IpAddr], file: Option<&Path>) -> Result<Vec<Member>> {
     let mut rails: BTreeMap<IpAddr, Option<String>> =
         addresses.iter().map(|&address| (address, None)).collect();
@@ -55,7 +56,8 @@ pub(super) fn members(addresses: &[IpAddr], file: Option<&Path>) -> Result<Vec<M
 /// The identifier of this process.
 pub(super) const LOCAL_PROCESS: u64 = 0;
 
-/// Parses a file: an address per line, and optionally the name of its rail.
+/// Parses a file: an address per line, and optionally the name of its rail, which is the switch or subnet that several
+/// NICs share.
 fn parse(text: &str) -> Result<BTreeMap<IpAddr, Option<String>>> {
     let mut members = BTreeMap::new();
     for (n, line) in text.lines().enumerate() {

@@ -47,7 +47,6 @@ impl View {
         ratatui::try_init().map(|terminal| View { terminal, scroll: Scroll::default() })
     }
 
-    /// Draws the results.
     pub(super) fn draw(&mut self, results: &Results, elapsed: Duration) -> io::Result<()> {
         let scroll = &mut self.scroll;
         self.terminal.draw(|frame| {
@@ -156,7 +155,6 @@ fn lines(results: &Results, elapsed: Duration, size: Size, scroll: &mut Scroll) 
     lines
 }
 
-/// Returns the lines of the diagnosis.
 fn diagnosis(results: &Results, width: usize) -> Vec<Line<'static>> {
     let color = match results.diagnosis.verdict() {
         Verdict::Healthy => Color::Green,

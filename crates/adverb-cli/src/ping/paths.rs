@@ -40,7 +40,6 @@ pub(super) struct Named {
     pub(super) error: f64,
 }
 
-/// The paths.
 #[derive(Debug, Default)]
 pub(super) struct Paths {
     pub(super) list: Vec<PingPath>,
@@ -138,7 +137,8 @@ impl Paths {
         sum
     }
 
-    /// Returns the routers of a path that only named paths pass. The return path isn't traced.
+    /// Returns the routers of a named path that no unnamed path passes: one of them may lose the packets. The list is
+    /// empty for the return direction, which isn't traced.
     fn only_hops(&self, named: &Named) -> Vec<IpAddr> {
         if named.direction == Direction::Return {
             return Vec::new();

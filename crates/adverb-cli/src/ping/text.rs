@@ -47,7 +47,6 @@ impl fmt::Display for Start {
     }
 }
 
-/// Returns the line of a probe.
 pub(super) fn probe_line(start: &Start, probe: &Probe, kind: &ProbeEventKind) -> String {
     let mut line = format!("{}: probe {}", start.addr.ip(), probe.sequence.number);
     if let Some(port) = paths::source_port_of(probe.flow_label) {
@@ -177,7 +176,6 @@ pub(super) fn traced(paths: &[PingPath], seconds: f64) -> String {
     text
 }
 
-/// Returns the table of paths and classes.
 pub(super) fn path_table(paths: &[ProbePath], summaries: &[Summary], classes: usize) -> String {
     let mut text = String::from(
         "\npath  port   DSCP  probes  loss      probes lost  answers lost  p50        p99        max\n",

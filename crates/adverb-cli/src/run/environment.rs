@@ -45,7 +45,8 @@ pub(super) struct Options {
     pub(super) libraries: Option<PathBuf>,
 }
 
-/// Returns the environment variables of programs, except those with directories of a run.
+/// Returns the environment variables for programs on the software NIC, except the ones that name a directory of one
+/// run.
 pub(super) fn variables(
     options: &Options,
     libraries: &Path,
@@ -122,8 +123,8 @@ fn preload(libraries: &Path, list: OsString) -> OsString {
     entries.join(OsStr::new(":"))
 }
 
-/// Returns the part of a search path after these entries, if it starts with them, so that an environment in which this
-/// command ran already stays as it is. Returns `None` if nothing is left.
+/// Removes these entries from the start of a search path, or returns `None` if nothing is left. So a command that runs
+/// in an environment of `adverb run` doesn't add its entries again.
 fn without(list: &OsStr, entries: &[u8]) -> Option<OsString> {
     match list.as_bytes().strip_prefix(entries) {
         Some([]) => None,

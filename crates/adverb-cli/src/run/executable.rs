@@ -52,8 +52,8 @@ impl fmt::Display for Blocked {
     }
 }
 
-/// Returns whether a program can't load the libraries, and why. A script is as its interpreter. Files that can't be found
-/// or read have no known obstacle.
+/// Returns the reason why a program can't load the libraries, or `None` if it can. For a script, its interpreter is
+/// examined. Files that can't be found or read have no known obstacle.
 pub(super) fn find_obstacle(program: &OsStr) -> Option<Blocked> {
     let mut file = find(program)?;
     // Linux follows as many scripts.
@@ -112,7 +112,7 @@ fn obstacle(path: &Path) -> io::Result<Option<Obstacle>> {
             linker = Some(String::from_utf8_lossy(&text).trim_end_matches('\0').to_owned());
         }
     }
-    // A dynamic linker that is given a program has no dynamic linker itself.
+    // A user may start the dynamic linker with a program as its argument. The linker itself names no linker.
     let is_linker = path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"ld"));
     Ok(match linker {
         None if !is_linker => Some(Obstacle::Static),

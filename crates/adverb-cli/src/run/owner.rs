@@ -9,8 +9,8 @@ pub(super) fn is_trusted(uid: u32) -> bool {
     uid == 0 || uid == geteuid().as_raw() || is_unknown(uid)
 }
 
-/// Whether a file's owner has no ID in this user namespace. Root of a surrounding namespace is such an owner there, and can't
-/// be distinguished from others.
+/// Whether a file's owner has no ID in this user namespace. All such owners have the same overflow ID, so root of a
+/// surrounding namespace can't be distinguished from other users there.
 fn is_unknown(uid: u32) -> bool {
     let read = |path| fs::read_to_string(path).ok();
     is_overflow(uid, read("/proc/sys/kernel/overflowuid").as_deref(), read("/proc/self/uid_map").as_deref())

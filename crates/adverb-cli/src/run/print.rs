@@ -83,7 +83,8 @@ pub(super) fn print(options: &Options, format: Format) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the command that sets a variable. A value in single quotes ends at the first single quote.
+/// Returns the command that sets a variable. Nothing can be escaped between single quotes, so `it's` becomes
+/// `'it'\''s'`.
 fn shell_line(name: &str, value: &OsStr) -> Vec<u8> {
     let mut line = format!("export {name}='").into_bytes();
     for byte in value.as_bytes() {

@@ -93,7 +93,7 @@ fn resolve(directory: &Path) -> io::Result<PathBuf> {
     let directory = directory.canonicalize()?;
     for (distance, ancestor) in directory.ancestors().enumerate() {
         let metadata = fs::metadata(ancestor)?;
-        // Above the directory, groups are those of administrators, such as of /usr/local.
+        // The directories above may be writable by their groups, which are groups of administrators, as for /usr/local.
         let others = if distance == 0 { 0o022 } else { 0o002 };
         let is_protected = metadata.mode() & 0o1000 != 0 || metadata.mode() & others == 0;
         // The owner of a directory can rename all entries, even if the directory is sticky.
@@ -180,7 +180,7 @@ pub(super) fn directories() -> Vec<PathBuf> {
 /// Returns the directories for files that remain.
 pub(super) fn directories_of_user() -> Vec<PathBuf> {
     let mut directories = directories();
-    // If there is one for the user, it is the last one.
+    // A third directory, which is that of the user, is tried first.
     let is_given = directories.len() > 2;
     directories.rotate_right(usize::from(is_given));
     directories

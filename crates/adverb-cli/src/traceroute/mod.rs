@@ -120,7 +120,6 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(if is_reached { ExitCode::SUCCESS } else { ExitCode::from(NOT_REACHED) })
 }
 
-/// The result of [`trace`].
 pub(crate) struct TraceResult<'a> {
     trace: RouteTrace<'a>,
     pub(crate) route: Route,

@@ -24,7 +24,6 @@ pub(super) struct Report {
     pub(super) elapsed_ns: u64,
 }
 
-/// A path.
 #[derive(Debug, Serialize)]
 pub(super) struct PathReport {
     /// The source port to use for this path.

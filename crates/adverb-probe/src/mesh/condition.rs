@@ -205,9 +205,10 @@ impl Stalls {
 
 /// Returns the time in which a process did not run, from its windows with stalls.
 ///
-/// There are three lower bounds: the longest stall of each window, the stalls that the process noticed, and the share of
-/// delayed probes, which are sent at regular intervals. The result is the largest of their sums over all windows, because
-/// a sum of each window's largest bound would add up the errors.
+/// Three estimates of this time are lower bounds: the longest stall of each window, the stalls that the process
+/// noticed, and the percentage of delayed probes, which are sent at regular intervals. Each is summed over all windows,
+/// and the largest sum is the result. (The sum of each window's largest estimate would be too large, because it adds up
+/// the errors.)
 fn stalled_time<'a>(windows: impl Iterator<Item = &'a Stalled> + Clone, window: Duration) -> Duration {
     let longest = windows.clone().map(|stalled| stalled.longest.min(window)).sum::<Duration>();
     let own = windows.clone().map(|stalled| stalled.own.min(window)).sum::<Duration>();

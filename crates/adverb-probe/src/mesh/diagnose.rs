@@ -260,7 +260,7 @@ fn lossy_parts(matrix: &Matrix, mut evidence: Vec<RouteEvidence>, diagnosis: &mu
         if witnesses < MIN_WITNESSES {
             diagnosis.gaps.push(Gap::FewWitnesses { suspect, witnesses });
         } else if let Some(rival) = rival {
-            // Without the right suspect's probes, the rest would be compared with the wrong ones.
+            // The search ends here: it would continue without the probes of one of the two, perhaps the wrong one.
             diagnosis.gaps.push(Gap::Ambiguous { suspect, rival: rival.suspect.clone() });
             return;
         } else if best.loss_windows >= MIN_LOSS_WINDOWS {

@@ -58,7 +58,8 @@ impl Route {
     }
 }
 
-/// Returns the number of source ports with which all of `path_count` paths are found with this probability.
+/// Returns the number of source ports to trace, so that all of `path_count` equally likely paths are found with the
+/// probability `confidence`.
 pub(super) fn ports_needed(path_count: usize, confidence: f64) -> usize {
     let count = path_count.clamp(1, 1 << 14) as u32;
     ports_to_cover(count, confidence).max(count) as usize

@@ -100,7 +100,6 @@ pub struct Tracer {
     route: Route,
 }
 
-/// A sent probe.
 #[derive(Clone, Copy, Debug)]
 struct SentProbe {
     source_port: u16,
@@ -384,7 +383,7 @@ impl Tracer {
         if self.active.is_empty() && self.started_count > 0 {
             let mut route = self.route.clone();
             self.provisional.iter().for_each(|trace| route.add(trace.path(&self.options)));
-            // So many ports rule out that there is one path more than those that are known.
+            // If there were one more path, this number of ports would have found it with the wanted probability.
             let path_count = (route.paths.len() + 1).min(max_paths);
             self.target = self.target.max(ports_needed(path_count, self.options.confidence));
         }

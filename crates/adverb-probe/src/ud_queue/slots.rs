@@ -5,7 +5,6 @@ use adverb_verbs::{RequestId, Result};
 
 use crate::stamp::Stamp;
 
-/// The send slots.
 #[derive(Debug)]
 pub(super) struct SendSlots {
     slots: Vec<Slot>,
