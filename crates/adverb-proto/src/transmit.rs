@@ -22,9 +22,9 @@ pub struct Transmit<'a> {
     /// Whether the queue pair reacts to congestion, so that switches may mark the packet. The ECN bits of the IP header
     /// must be `10` if this field is `true`, and `00` otherwise (Annex A17.9).
     pub ecn_capable: bool,
-    /// The queue pair, if the packet is the last of an unreliable connection's message or a datagram, and the
-    /// completion of the request gets a timestamp. The caller should then read its clock, send the packet without
-    /// others, and call [`packet_sent`](crate::Device::packet_sent) with that time.
+    /// The queue pair, if the time of sending this packet is the timestamp of its request's completion: for a datagram,
+    /// or for the last packet of a message on an unreliable connection. The caller should then read its clock, send the
+    /// packet without others, and call [`packet_sent`](crate::Device::packet_sent) with that time.
     pub timed: Option<Qpn>,
 }
 

@@ -37,12 +37,10 @@ impl Clocks {
         self.first.len()
     }
 
-    /// Returns the clock of a device.
     pub(crate) fn of(&self, device: DeviceId) -> usize {
         self.of_device.get(device.0).copied().unwrap_or_default()
     }
 
-    /// Returns the devices of a clock.
     pub(crate) fn devices(&self, clock: usize) -> impl Iterator<Item = DeviceId> {
         (0..self.of_device.len()).filter(move |index| self.of_device[*index] == clock).map(DeviceId)
     }

@@ -96,9 +96,9 @@ pub struct Request {
     pub times: RequestTimes,
     /// The sequence numbers of the request's packets. A READ takes those of its responses.
     pub psn_range: Option<PsnRange>,
-    /// The packets of a send request, with their retransmissions and the responses, such as those to a READ; or the
-    /// packets of the message that a receive request received. All are packets of the request's device, in the order of
-    /// their times; [`Packet::peer_packet`] is the same packet at the other end.
+    /// For a send request, its packets, including retransmissions, and their responses, such as those to a READ. For a
+    /// receive request, the packets of the message that it received. All are packets of the request's device, in the
+    /// order of their times; [`Packet::peer_packet`] is the same packet at the other end.
     pub packets: Vec<PacketId>,
     /// The ACKs and NAKs that acknowledged sequence numbers of a send request for the first time, or that rejected the
     /// request, at the request's device and in the order of their times.

@@ -238,7 +238,6 @@ fn write_interface(out: &mut impl Write, device: &Device) -> io::Result<()> {
     write_block(out, INTERFACE, &[&content])
 }
 
-/// Writes a packet.
 fn write_enhanced_packet(
     out: &mut impl Write,
     packet: &Packet,

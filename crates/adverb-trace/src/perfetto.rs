@@ -370,7 +370,6 @@ impl<W: Write> Slices<'_, '_, W> {
     }
 }
 
-/// Returns the process id of a device.
 fn process(device: DeviceId) -> usize {
     device.0 + 1
 }

@@ -96,7 +96,6 @@ impl Effect {
     }
 }
 
-/// Appends four bytes to `state`.
 #[inline]
 pub(crate) fn append_four_bytes(state: u32, bytes: [u8; 4]) -> u32 {
     let [a, b, c, d] = (state ^ u32::from_le_bytes(bytes)).to_le_bytes();

@@ -1,6 +1,6 @@
 //! Reproducible pseudorandom numbers for simulations, injected faults and tests.
 
-/// The generator splitmix64 of Steele, Lea and Flood, in this state. Any number is a seed.
+/// The generator splitmix64 of Steele, Lea and Flood. The field is its state, and any number is a valid seed.
 #[derive(Clone, Debug)]
 pub struct SplitMix64(pub u64);
 

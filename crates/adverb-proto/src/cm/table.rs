@@ -163,7 +163,6 @@ impl Table {
         self.get_mut(id)
     }
 
-    /// Removes a connection.
     pub(super) fn remove(&mut self, id: u32) -> Option<Box<Connection>> {
         let mut connection = self.connections.remove(&id)?;
         self.count(&connection, false);

@@ -200,7 +200,6 @@ impl Kind {
         }
     }
 
-    /// Returns the explanation of a code of this kind.
     const fn explanation(self, code: u32) -> Option<&'static Explanation> {
         let mut rest = self.explanations();
         while let [explanation, tail @ ..] = rest {

@@ -30,7 +30,6 @@ struct Window {
     binding: Option<Binding>,
 }
 
-/// The binding of a window.
 #[derive(Clone, Copy, Debug)]
 struct Binding {
     qpn: Qpn,
@@ -222,7 +221,6 @@ impl Keys {
         Ok(Span { storage: binding.storage, offset: binding.start + offset, length: range.length })
     }
 
-    /// Returns the whole window.
     pub(super) fn whole_window(
         &self,
         pd: Pd,

@@ -12,7 +12,6 @@ use crate::types::{Answer, QpState, Status, Transport};
 /// An implied NAK: a response arrived, but an earlier response is missing.
 struct ImpliedNak;
 
-/// The content of a response.
 enum ResponseContent<'a> {
     /// Bytes of a READ, or the empty response to a FLUSH or an ATOMIC WRITE.
     Read { position: Position, payload: &'a [u8] },

@@ -52,9 +52,10 @@ pub struct QpConfig {
     ///
     /// While the number of unacknowledged requests is at least half of this limit, the queue pair holds back short
     /// requests. It sends them together when their number reaches the number of unacknowledged requests or this limit,
-    /// or when acknowledgements have reduced the unacknowledged requests to less than half of this limit. A short
-    /// request is a SEND or WRITE of less than one packet. A request is held back only if it, the request before it and
-    /// the last queued one are short, and an acknowledgement timeout is set.
+    /// or when acknowledgements have reduced the unacknowledged requests to less than half of this limit. For example,
+    /// with a limit of 16 and 10 unacknowledged requests, short requests wait until there are 10 of them, or until only
+    /// 7 requests are unacknowledged. A short request is a SEND or WRITE of less than one packet. A request is held
+    /// back only if it, the request before it and the last queued one are short, and an acknowledgement timeout is set.
     pub coalesce_limit: u32,
     /// The congestion control.
     pub congestion: Congestion,

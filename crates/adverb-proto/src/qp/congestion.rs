@@ -26,7 +26,6 @@ impl QueuePair {
         }
     }
 
-    /// Handles a CNP.
     pub(crate) fn handle_cnp<S: EventSink>(&mut self, cx: &mut Context<'_, S>) {
         cx.stats.cnps_received += 1;
         let reacts = self.is_ecn_capable() && !mutant!(IgnoreCnp);

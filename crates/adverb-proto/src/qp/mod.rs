@@ -99,7 +99,6 @@ pub(crate) enum TxPayload {
     Word([u8; 8]),
 }
 
-/// A queue pair.
 #[derive(Debug)]
 pub(crate) struct QueuePair {
     pub(crate) qpn: Qpn,

@@ -31,7 +31,6 @@ pub(super) struct SendEnd {
 }
 
 impl QueuePair {
-    /// Executes a packet of a SEND.
     pub(super) fn execute_send_packet<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,
@@ -49,7 +48,6 @@ impl QueuePair {
         self.execute_send(cx, packet, position, end, memory)
     }
 
-    /// Executes a packet of a WRITE.
     pub(super) fn execute_write_packet<S: EventSink>(
         &mut self,
         cx: &mut Context<'_, S>,

@@ -47,7 +47,6 @@ pub struct Recorder {
     last_packet: Option<(u64, usize)>,
 }
 
-/// The mode of a [`Recorder`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Mode {
     #[default]

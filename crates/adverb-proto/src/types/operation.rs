@@ -66,7 +66,6 @@ pub enum ExtendedOperation {
     Flush(FlushRange),
 }
 
-/// A set of transports.
 struct Transports {
     rc: bool,
     uc: bool,
@@ -83,13 +82,11 @@ impl Transports {
     }
 }
 
-/// All transports.
 const ALL: Transports = Transports { rc: true, uc: true, ud: true };
 
 /// The transports with connections.
 const CONNECTED: Transports = Transports { rc: true, uc: true, ud: false };
 
-/// The reliable transport.
 const RELIABLE: Transports = Transports { rc: true, uc: false, ud: false };
 
 /// The use of the local memory of a send request.

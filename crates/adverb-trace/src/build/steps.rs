@@ -84,7 +84,6 @@ pub(super) struct EventReader<'a> {
 }
 
 impl EventReader<'_> {
-    /// Reads a recording.
     pub(super) fn read(build: &mut Build, recording: Recording) {
         let device = build.next_device();
         let Recording { device: name, clock, earlier_connections, events, lost_count, stop_cause, .. } =
@@ -738,8 +737,8 @@ impl EventReader<'_> {
     }
 }
 
-/// Returns the source or destination of a received packet, where `addr` is the connection's address of that side: `addr`
-/// itself if a GID can encode its port, and otherwise its IP address with `port`.
+/// Returns the source or destination of a received packet. `addr` is the connection's address of that side. The result
+/// is `addr` itself if a GID can encode its port, and otherwise its IP address with `port`.
 fn received_addr(addr: SocketAddr, port: u16) -> SocketAddr {
     if Gid::UDP_PORTS.contains(&addr.port()) { addr } else { SocketAddr::new(addr.ip(), port) }
 }

@@ -95,8 +95,8 @@ impl Ordered {
         trace.host_nanos(device, time).saturating_sub(origin)
     }
 
-    /// Returns all steps with their times and devices, and with a rank that orders steps of the same time whose events
-    /// are not in the trace.
+    /// Returns all steps with their times and devices. The rank of a step orders steps of the same time if the trace
+    /// has no events that show their order.
     fn timed_steps(&self, trace: &Trace, is_part_of_packet: &[bool]) -> Vec<(Time, u8, Step, DeviceId)> {
         let mut steps = Vec::with_capacity(trace.requests.len() * 3 + trace.packets.len());
         for (index, packet) in trace.packets.iter().enumerate() {

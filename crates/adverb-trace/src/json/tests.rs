@@ -4,7 +4,6 @@ use super::*;
 use crate::model::{PsnRange, RequestTimes};
 use crate::sample;
 
-/// Returns the lines of a trace.
 fn lines(trace: &Trace) -> Vec<Value> {
     let mut text = Vec::new();
     trace.write_json_lines(&mut text).unwrap();
@@ -12,7 +11,6 @@ fn lines(trace: &Trace) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Returns the lines of a type.
 fn of_type<'a>(lines: &'a [Value], name: &str) -> Vec<&'a Value> {
     lines.iter().filter(|line| line["type"] == name).collect()
 }

@@ -6,7 +6,6 @@ use super::*;
 use crate::sample;
 use crate::sample::{CLIENT, FAR, SERVER, at};
 
-/// Returns the events of a trace.
 fn events(trace: &Trace) -> Vec<Value> {
     let mut text = Vec::new();
     trace.write_perfetto(&mut text).unwrap();

@@ -248,7 +248,6 @@ impl<'a> Listing<'a> {
         headers::write_tree(out, packet)
     }
 
-    /// Writes a packet as one line.
     fn write_line(&self, out: &mut dyn Write, id: PacketId) -> io::Result<()> {
         let Some(packet) = self.trace.packet(id) else { return Ok(()) };
         let direction = if packet.direction == Direction::Out { "out" } else { "in" };

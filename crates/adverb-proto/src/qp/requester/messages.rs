@@ -45,7 +45,6 @@ impl Messages {
         self.credit_limit = limit;
     }
 
-    /// Counts messages that are started.
     #[inline]
     pub(super) fn record_started(&mut self, count: u32) {
         self.next_ssn += count;
