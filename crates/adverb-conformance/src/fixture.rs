@@ -122,7 +122,7 @@ impl Fixture {
         attempt().map_err(|error| anyhow::anyhow!("{error:#}, in {ATTEMPTS} attempts"))
     }
 
-    /// Returns `count`, or a smaller number with injected packet loss, which takes more time.
+    /// Returns `count`, or a fiftieth of it with injected packet loss, because retransmissions take time.
     pub(crate) fn scaled_count(&self, count: u64) -> u64 {
         if self.loss > 0 { count / 50 } else { count }
     }
@@ -157,7 +157,6 @@ impl Fixture {
     }
 }
 
-/// A builder of a [`Pair`].
 #[derive(Clone)]
 pub(crate) struct PairBuilder {
     device: Device,
@@ -386,7 +385,6 @@ impl Side {
         Ok(self.domain.region(len, access)?)
     }
 
-    /// Posts a send request.
     pub(crate) fn post(&self, request: SendRequest) -> Result<RequestId> {
         Ok(self.qp.post_send(request).map_err(adverb::verbs::Error::from)?)
     }
@@ -612,7 +610,6 @@ pub(crate) fn whole(region: &MemoryRegion) -> Result<RegionSlice> {
     Ok(region.slice(0..region.len())?)
 }
 
-/// Returns the status of a completion.
 pub(crate) fn status(completion: &Completion) -> Status {
     completion.outcome().as_ref().map_or_else(|failure| failure.status, |_| Status::Success)
 }
@@ -658,8 +655,8 @@ impl Sleeper {
         let start = Instant::now();
         let mut before = String::new();
         loop {
-            // The state and the number of voluntary context switches: while neither changes, the thread doesn't only
-            // wait for a lock.
+            // The state and the number of context switches. If a thread sleeps twice without a context switch in
+            // between, it doesn't just wait for a lock for a moment.
             let status = fs::read_to_string(&self.0).context("the thread has ended")?;
             let lines =
                 status.lines().filter(|line| line.starts_with("State:") || line.contains("ctxt_switches:"));

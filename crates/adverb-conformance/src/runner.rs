@@ -119,7 +119,6 @@ fn failed(reason: &str) -> Outcome {
     Outcome::Failed { reason }
 }
 
-/// Returns the message of a panic.
 fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let owned = panic.downcast_ref::<String>().map(String::as_str);
     owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")

@@ -29,9 +29,9 @@ impl Kind {
     }
 }
 
-/// Checks that the atomics are linearizable (Herlihy and Wing, 1990): executed one by one in some order, they lead from
-/// `first` to `last`, each returns the old value that it did return, and the order respects real time: an atomic that
-/// completed before another one was posted precedes it.
+/// Checks that the atomics are linearizable (Herlihy and Wing, 1990): there is an order in which they change the word
+/// from `first` to `last`, and in which each atomic finds the old value of its response. The order respects real time:
+/// an atomic that completed before another one was posted precedes it.
 ///
 /// Added and swapped-in numbers are random, so that no value occurs twice and each old value has one successor.
 pub(crate) fn check(first: u64, last: u64, atomics: &[Atomic]) -> Result<(), String> {

@@ -120,7 +120,7 @@ struct CongestionRun {
     counts: Counts,
     /// The time of the last congestion notification packet to each queue pair.
     notified: HashMap<Qpn, Time>,
-    /// The interval between two congestion notification packets to a queue pair that was too short, if any.
+    /// An interval between two congestion notification packets to a queue pair, if one was too short.
     early_notification: Option<Duration>,
 }
 

@@ -452,7 +452,6 @@ fn select(mutant: Option<&str>) -> bool {
     mutant.is_none()
 }
 
-/// Returns the violation of a seed.
 #[cfg(feature = "mutants")]
 fn violation(seed: u64) -> Option<String> {
     let slow_link =

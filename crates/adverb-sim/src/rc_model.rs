@@ -162,7 +162,6 @@ impl RcConnection {
         end.receives.len() <= end.recv_queue_depth
     }
 
-    /// Whether the send queue is full.
     pub(crate) fn is_send_queue_full(&self, end: usize) -> bool {
         self.ends[end].occupied.len() >= self.ends[end].send_queue_depth
     }

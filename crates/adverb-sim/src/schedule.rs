@@ -17,7 +17,6 @@ impl<T: Ord> Schedule<T> {
         Schedule { tasks: BinaryHeap::new(), planned: 0 }
     }
 
-    /// Plans a task.
     pub(crate) fn plan(&mut self, at: Time, task: T) {
         self.planned += 1;
         self.tasks.push(Reverse((at, self.planned, task)));

@@ -42,7 +42,6 @@ impl<N: Host, T: Ord> World<N, T> {
         }
     }
 
-    /// Plans a task.
     pub(crate) fn plan(&mut self, at: Time, task: T) {
         self.schedule.plan(at, task);
     }

@@ -37,7 +37,6 @@ impl Actor {
         Actor { port, objects: None, store: None }
     }
 
-    /// Executes a command, and returns the answer.
     pub(super) fn execute(&mut self, command: Command) -> Answer {
         self.try_execute(command).unwrap_or_else(|error| Answer::Failed(format!("{error:#}")))
     }

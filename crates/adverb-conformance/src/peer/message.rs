@@ -149,7 +149,6 @@ impl Batch {
     }
 }
 
-/// The expected receives.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct ExpectedReceives {
     pub(super) batch: Batch,

@@ -158,7 +158,7 @@ fn a_request_that_is_dropped_is_rejected(fixture: &Fixture) -> Result<()> {
 }
 
 fn connecting_to_a_port_without_a_listener_fails_with_an_explanation(fixture: &Fixture) -> Result<()> {
-    // No listener has the port of a listener that was just dropped.
+    // The port of a listener that was just dropped has no listener.
     let peer = listen(fixture)?.local_addr();
     let ended = End::connect(&Connector::new().timeout(COMPLETION_TIMEOUT), peer).map(|_| ());
     ensure!(

@@ -46,7 +46,6 @@ fn orders(count: usize, each: &mut dyn FnMut(&[usize]) -> Result<()>) -> Result<
     extend(&mut Vec::new(), count, each)
 }
 
-/// Drops objects in this order.
 fn drop_in(order: &[usize], objects: Vec<Box<dyn Any>>) {
     let mut objects: Vec<Option<Box<dyn Any>>> = objects.into_iter().map(Some).collect();
     for index in order {

@@ -44,7 +44,6 @@ mod windows;
 
 use crate::Test;
 
-/// All tests, group by group.
 pub(crate) const GROUPS: &[&[Test]] = &[
     devices::TESTS,
     addressing::TESTS,

@@ -190,7 +190,6 @@ impl ClusterRun {
         }
     }
 
-    /// Cancels a call.
     fn cancel_call(&mut self, member: usize) {
         let count = self.members[member].calls.outstanding.len() as u64;
         if count == 0 {

@@ -58,7 +58,6 @@ pub(super) struct ClusterRun {
     pub(super) stale_epochs: u64,
 }
 
-/// A member.
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) is_alive: bool,

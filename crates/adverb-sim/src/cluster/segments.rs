@@ -20,7 +20,6 @@ pub(super) struct Segments {
 }
 
 impl Segments {
-    /// Returns the newest segment.
     pub(super) fn newest(&self) -> Option<u32> {
         self.current.last_key_value().map(|(number, _)| *number)
     }

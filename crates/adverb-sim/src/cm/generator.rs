@@ -156,8 +156,8 @@ fn gid(address: IpAddr) -> std::net::Ipv6Addr {
     }
 }
 
-/// Returns the IDs in a message of the manager: the manager's, or the request ID of a SIDR message, and the peer's, or
-/// 0 if the message has only one.
+/// Returns the two IDs in a message of the manager. The first one is the manager's communication ID, or the request ID
+/// of a SIDR message. The second one is the peer's, or 0 if the message has none.
 fn ids(message: &Message) -> (u32, u32) {
     match message {
         Message::Req(req) => (req.local_comm_id, 0),

@@ -274,7 +274,6 @@ impl CmRun {
         self.register.check_calls(self.world.now);
     }
 
-    /// Calls an application.
     fn act(&mut self, node: usize, act: impl FnOnce(&mut Application, &mut CallContext<'_>)) {
         let addresses: Vec<IpAddr> = self.world.nodes.iter().map(|node| node.address).collect();
         let ManagerNode { manager, application, random, .. } = &mut self.world.nodes[node];
@@ -347,7 +346,6 @@ impl CmRun {
     }
 }
 
-/// A ping.
 struct Ping {
     to: Qpn,
     from: Qpn,

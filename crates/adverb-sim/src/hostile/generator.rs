@@ -161,7 +161,6 @@ impl PacketGenerator<'_, '_, '_> {
         }
     }
 
-    /// Returns a plausible request.
     fn plausible_request(&mut self) -> ForgedPacket {
         let mtu = self.target_info.mtu;
         let expected = self.target_info.expected_psn;

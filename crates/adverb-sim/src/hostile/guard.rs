@@ -30,7 +30,6 @@ pub(super) struct Area {
     bytes: Vec<u8>,
 }
 
-/// The rights of a packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PacketRights {
     /// The protection domain of the queue pair.
@@ -124,7 +123,6 @@ impl Guard {
         &self.areas
     }
 
-    /// Invalidates a key.
     pub(super) fn invalidate(&mut self, key: u32) {
         for area in self.areas.iter_mut().filter(|area| area.key == key) {
             area.valid = false;

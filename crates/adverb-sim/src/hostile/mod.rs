@@ -159,7 +159,6 @@ impl<'a> Attack<'a> {
         self.finish()
     }
 
-    /// Sends one packet.
     fn send_packet(&mut self) {
         let Some(index) = self.any_target() else { return };
         let (qpn, attacker_state) = (self.targets[index].qpn, self.targets[index].attacker_state.clone());

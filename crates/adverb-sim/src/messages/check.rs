@@ -380,8 +380,8 @@ impl MessageRun {
         Ok(())
     }
 
-    /// Checks the memory of windows and around them: it contains only bytes that were written through them while they
-    /// were bound.
+    /// Checks the regions that have windows: bytes inside a window may have changed only while the window was bound,
+    /// and bytes outside must be unchanged.
     fn check_windows(&mut self) -> Result<(), String> {
         for (index, endpoint) in self.endpoints.iter().enumerate() {
             let Some(window) = &endpoint.window else { continue };

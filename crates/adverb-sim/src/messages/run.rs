@@ -120,7 +120,6 @@ pub(super) struct Message {
     pub(super) outcome: Option<Status>,
 }
 
-/// The receiver of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Receiver {
     Endpoint(usize),

@@ -33,7 +33,6 @@ pub(super) struct PlannedMessage {
     pub(super) len: u32,
     /// Whether the message is sent from registered memory, even if it is short.
     pub(super) is_rendezvous: bool,
-    /// The call, if the message is eager.
     pub(super) call: EagerCall,
 }
 
@@ -184,8 +183,8 @@ impl Application {
     }
 
     /// Returns the maximum number of bytes that the connection keeps for a replay. If all messages are eager (at most
-    /// `eager_limit` bytes), these are the peer's ring and a batch. Otherwise, these are all frames, because the peer
-    /// may read other messages before a rendezvous message.
+    /// `eager_limit` bytes), it keeps no more than the size of the peer's ring and a batch. Otherwise, it may keep all
+    /// frames, because the peer may read other messages before a rendezvous message.
     pub(super) fn max_kept_bytes(&self, peer_ring: usize, eager_limit: u32) -> usize {
         let frames = self.plan.iter().map(|planned| planned.len as usize + 32).sum::<usize>();
         // The announcements of exposed regions are frames, too.

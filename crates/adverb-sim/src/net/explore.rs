@@ -107,8 +107,8 @@ fn fingerprint(state: &State) -> u128 {
 }
 
 impl State {
-    /// Whether the search tries a step: the step may have an effect, and the faults of the search permit it. Other
-    /// steps are not tried, because copying the state takes time.
+    /// Whether the search tries a step. It skips steps that can have no effect, because copying the state takes time,
+    /// and steps that would exceed its number of breaks or restarts.
     fn is_tried(&self, step: Step) -> bool {
         match step {
             Step::Drive(_) => true,
@@ -232,7 +232,6 @@ impl NetPlan {
         }
     }
 
-    /// Returns the messages and the ending of each side.
     fn sides(self) -> [(Vec<PlannedMessage>, Ending); 2] {
         let eager = PlannedMessage { len: 8, is_rendezvous: false, call: EagerCall::Send };
         let rendezvous = PlannedMessage { len: 24, is_rendezvous: true, call: EagerCall::Send };
@@ -252,9 +251,10 @@ impl NetPlan {
 /// Visits all states of a connection with a ring of 512 bytes and at most four outstanding writes, with at most
 /// `break_count` breaks of lanes and `restart_count` restarts: breadth first, up to `max_states`.
 ///
-/// The checks are those of [`run_net`](crate::run_net). In addition, a final state can be reached from each state. A
-/// driver's work and the execution of a side's requests are single steps. A break interrupts the execution after up to
-/// three requests of each side, or before the first one in plans with many states.
+/// It makes the checks of [`run_net`](crate::run_net), and checks that a final state can be reached from each state. To
+/// keep the number of states small, all work of a driver is one step, and so is the execution of all requests of a
+/// side. Only a break interrupts the execution: after up to three requests of each side, or before the first one in
+/// plans with many states.
 pub fn explore_net(plan: NetPlan, break_count: u8, restart_count: u8, max_states: usize) -> NetExploration {
     let config = Config {
         recv_ring_size: 512,
@@ -345,7 +345,7 @@ fn explore(first: State, max_executed: usize, max_states: usize) -> NetExplorati
         is_complete: true,
         violation: None,
     };
-    // Repeats the steps that lead to a state, for their log.
+    // Repeats the steps that lead to a state, because the search itself keeps no log.
     let describe = |origins: &[(u32, Option<Step>)], mut id: u32, what: &str| {
         let mut steps = Vec::new();
         while let (before, Some(step)) = origins[id as usize] {

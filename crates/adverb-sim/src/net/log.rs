@@ -4,7 +4,6 @@ use adverb_net_proto::{Completed, Event, Frame, FrameKind, Hello, Post};
 
 use super::pair::Action;
 
-/// Returns the name of a side.
 pub(super) fn name(side: usize) -> &'static str {
     if side == 0 { "connector" } else { "listener" }
 }
@@ -99,7 +98,6 @@ pub(super) fn describe_completed(completed: &Completed<Vec<u8>>) -> String {
     }
 }
 
-/// Describes an event.
 pub(super) fn describe_event<R: std::fmt::Debug>(event: &Event<R>) -> String {
     match event {
         Event::Established { lane } => format!("has established lane {lane}"),

@@ -46,7 +46,6 @@ enum Registered {
     StaleMessage(Vec<u8>),
 }
 
-/// The memory of one process.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(super) struct ProcessMemory {
     regions: BTreeMap<u32, Registered>,
@@ -102,7 +101,6 @@ impl ProcessMemory {
         ModelRegion { rkey: self.next_rkey, len: len as u64 }
     }
 
-    /// Registers a ring.
     pub(super) fn register_ring(&mut self, len: u32) -> ModelRegion {
         let len = len as usize;
         self.insert(Registered::Ring { bytes: vec![UNUSED; len], unread: vec![0; len] }, len)

@@ -69,7 +69,6 @@ pub struct NetOutcome {
     pub trace: Vec<String>,
 }
 
-/// One run.
 struct Run {
     random: Random,
     pair: Pair,
