@@ -14,7 +14,6 @@ use crate::entry::{Pointee, Purpose, errno_result, fail};
 use crate::nic::OpenPath;
 use crate::pd::ProtectionDomain;
 
-/// An address handle.
 #[repr(C)]
 pub(crate) struct AddressHandle {
     base: UnsafeCell<ibv_ah>,
@@ -28,7 +27,7 @@ impl Object for AddressHandle {
     }
 
     fn release(&self) -> Result<(), c_int> {
-        // SAFETY: the domain is alive as long as its address handles, which count.
+        // SAFETY: the domain is alive as long as its address handles, because `users` counts them.
         let domain = unsafe { ProtectionDomain::of((*self.base.get()).pd) };
         self.path.close(domain.nic);
         domain.users.fetch_sub(1, Ordering::Release);
@@ -47,7 +46,7 @@ impl Pointee for ibv_ah {
 }
 
 impl AddressHandle {
-    /// Returns the address handle that a program has the address of.
+    /// Returns the address handle behind a program's pointer.
     ///
     /// # Safety
     ///

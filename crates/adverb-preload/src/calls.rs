@@ -16,7 +16,6 @@ pub(crate) struct FailedCall {
     count: u64,
 }
 
-/// The failed calls of this process.
 pub(crate) static FAILED: PerProcess<Vec<FailedCall>> = PerProcess::new();
 
 thread_local! {
@@ -66,7 +65,8 @@ pub(crate) fn forget_reason() {
 /// Counts a call that failed, unless it is part of another call.
 #[cold]
 pub(crate) fn count(name: &'static str, errno: c_int) {
-    // Programs use these values to wait, and to try again. With ENOMEM, the queue of a post is full.
+    // These values are no failures, because programs wait and try again: EAGAIN, EINTR, and ENOMEM from a post, whose
+    // queue is full.
     let is_post = name.starts_with("ibv_post_") || name == "ibv_wr_complete";
     let is_full = is_post && errno == libc::ENOMEM;
     if is_full || DEPTH.try_with(Cell::get) != Ok(0) || matches!(errno, libc::EAGAIN | libc::EINTR) {

@@ -140,7 +140,7 @@ pub(crate) fn release(object: &dyn Object) -> Result<(), c_int> {
 }
 
 impl Context {
-    /// Returns the context that a program has the address of.
+    /// Returns the context behind a program's pointer.
     ///
     /// # Safety
     ///
@@ -150,7 +150,7 @@ impl Context {
         unsafe { &*context.byte_sub(offset_of!(verbs_context, context)).cast::<Context>() }
     }
 
-    /// Returns the address that programs have.
+    /// Returns the pointer that programs have.
     pub(crate) fn as_ptr(&self) -> *mut ibv_context {
         // SAFETY: the field is in the struct.
         unsafe { &raw mut (*self.verbs.get()).context }
@@ -162,7 +162,7 @@ impl Context {
         unsafe { (*self.as_ptr()).async_fd }
     }
 
-    /// Returns a reference to the context that a program has the address of.
+    /// Returns a reference to the context behind a program's pointer.
     ///
     /// # Safety
     ///
@@ -176,7 +176,6 @@ impl Context {
         }
     }
 
-    /// Opens the device.
     pub(crate) fn open(device: *mut ibv_device, is_shared: bool) -> Result<Arc<Context>, c_int> {
         let nic = OpenNic::get().map_err(|error| {
             // A program reports at most the errno value.
@@ -249,7 +248,6 @@ fn errno_of_io(error: &io::Error) -> c_int {
     })
 }
 
-/// Returns a context with all operations.
 fn operations() -> verbs_context {
     let mut verbs = verbs_context::zeroed();
     verbs.query_port = Some(query::query_port);

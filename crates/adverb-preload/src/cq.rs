@@ -21,7 +21,6 @@ use crate::entry::{Pointee, Purpose, errno, errno_of, errno_result, fail, object
 use crate::nic::{Listed, OpenNic};
 use crate::report::Kind;
 
-/// A completion queue.
 #[repr(C)]
 pub(crate) struct CompletionQueue {
     base: UnsafeCell<ibv_cq_ex>,
@@ -48,7 +47,7 @@ struct CompletionChannel {
 }
 
 impl CompletionQueue {
-    /// Returns the queue that a program has the address of.
+    /// Returns the queue behind a program's pointer.
     ///
     /// # Safety
     ///
@@ -59,7 +58,7 @@ impl CompletionQueue {
         unsafe { &*cq.cast() }
     }
 
-    /// Returns the address that programs have.
+    /// Returns the pointer that programs have.
     pub(crate) fn as_ptr(&self) -> *mut ibv_cq {
         self.base.get().cast()
     }
@@ -197,7 +196,7 @@ impl Pointee for ibv_comp_channel {
 }
 
 impl CompletionChannel {
-    /// Returns the channel that a program has the address of.
+    /// Returns the channel behind a program's pointer.
     ///
     /// # Safety
     ///

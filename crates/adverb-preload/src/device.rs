@@ -23,7 +23,6 @@ unsafe impl Sync for Device {}
 // SAFETY: as above.
 unsafe impl Send for Device {}
 
-/// Returns the device.
 pub(crate) fn device() -> *mut ibv_device {
     static DEVICE: OnceLock<Device> = OnceLock::new();
     let device = DEVICE.get_or_init(|| {
@@ -40,7 +39,6 @@ pub(crate) fn device() -> *mut ibv_device {
     (&raw const device.base).cast_mut()
 }
 
-/// The name of the device.
 pub(crate) const NAME: &str = "adverb0";
 
 /// Returns the GUID of the device: a local one, different for each address.

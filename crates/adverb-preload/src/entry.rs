@@ -278,7 +278,6 @@ pub(crate) fn object<T>(result: Result<*mut T, c_int>) -> *mut T {
     result.unwrap_or_else(fail)
 }
 
-/// Sets errno.
 pub(crate) fn set_errno(errno: c_int) {
     // SAFETY: the pointer is the calling thread's errno.
     unsafe { *libc::__errno_location() = errno };

@@ -18,7 +18,6 @@ use crate::nic::OpenNic;
 use crate::pd::ProtectionDomain;
 use crate::report::Kind;
 
-/// A memory region.
 #[repr(C)]
 struct MemoryRegion {
     base: UnsafeCell<ibv_mr>,
@@ -119,7 +118,8 @@ fn query_denied(maps: &File, range: Range<usize>, is_written: bool) -> io::Resul
     Ok(None)
 }
 
-/// Returns the same as [`query_denied`] with any kernel, which formats all mappings up to the range: 6 ms for 10,000.
+/// Returns the same as [`query_denied`], on any kernel. It is slower, because the kernel formats all mappings up to the
+/// range as text: 6 ms for 10,000 mappings.
 fn find_denied(range: Range<usize>, is_written: bool) -> io::Result<Option<usize>> {
     let mut lines = BufReader::new(File::open("/proc/self/maps")?);
     let mut line = Vec::new();

@@ -118,8 +118,8 @@ impl OpenNic {
         self.path(attr, FIRST_SOURCE_PORT | turn)
     }
 
-    /// Returns the path to an address: from the port of its flow label or, if that is 0, from the device's port for flows
-    /// that prefer `wanted_port`. Returns EINVAL if the address isn't valid on this device.
+    /// Returns the path to an address. Its source port is that of the flow label. If the flow label is 0, the device
+    /// chooses the source port, if possible `wanted_port`. Returns EINVAL if the address isn't valid on this device.
     pub(crate) fn path(&self, attr: &ibv_ah_attr, wanted_port: u16) -> Result<OpenPath, c_int> {
         // Every RoCE address is a GID.
         if attr.is_global == 0 || attr.port_num > 1 {
@@ -183,14 +183,14 @@ fn open_nic(settings: &Settings) -> io::Result<Nic> {
     options.open_with(vec![open_link(settings)?])
 }
 
-/// Opens sockets at UDP port 4791 of the device's address, which all processes of a user share. If another program has this
-/// port, the sockets are at the next of [`places`], and a message says so.
+/// Opens sockets at UDP port 4791 of the device's address, which all processes of a user share. If another program has
+/// this port, the sockets are at the next of [`places`], and a message says so. A place is an address with a UDP port.
 fn open_link(settings: &Settings) -> io::Result<(UdpLink, PathMtu)> {
     let wanted = Gid::from(settings.address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))).udp_addr();
     // SAFETY: the function has no preconditions.
     let user = unsafe { libc::geteuid() };
     let own = settings.address.is_none().then(|| SocketAddr::from((user_address(user), wanted.port())));
-    // A user whose processes are at the user's own place stays there, so that all have one address.
+    // If processes of the user are at the user's own place already, this one joins them, so that all have one address.
     let stays = own.is_some_and(|own| owner_of(own) == Some(user));
     let mut result = Err(io::ErrorKind::AddrInUse.into());
     for place in places(wanted, own, stays) {
@@ -211,8 +211,8 @@ fn open_link(settings: &Settings) -> io::Result<(UdpLink, PathMtu)> {
     result
 }
 
-/// Returns the places of the sockets, in the order in which they are tried: the user's own if the device `stays` there, the
-/// wanted one, the user's own, then other ports of the wanted address.
+/// Returns the places to try, in order: the wanted one, the user's own, and then other ports of the wanted address. If
+/// the device `stays` at the user's own place, that one is first.
 fn places(wanted: SocketAddr, own: Option<SocketAddr>, stays: bool) -> impl Iterator<Item = SocketAddr> {
     let ports = Gid::UDP_PORTS.map(move |port| SocketAddr::new(wanted.ip(), port));
     // A GID can't carry the port of every IPv6 address.
@@ -226,15 +226,15 @@ fn user_address(user: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(Ipv4Addr::new(127, 128, 0, 0).to_bits() + user % 0x7f_ffff)
 }
 
-/// Returns the user of the socket that receives the packets to a place, if the kernel's tables have one.
+/// Returns the user who owns the socket that receives packets to a place, if the kernel's tables have one.
 fn owner_of(place: SocketAddr) -> Option<u32> {
     let tables =
         ["/proc/net/udp", "/proc/net/udp6"].map(|path| std::fs::read_to_string(path).unwrap_or_default());
     tables.iter().flat_map(|table| table.lines()).find_map(|line| owner_in(line, place))
 }
 
-/// Returns the user of the socket in a line of the kernel's tables, if the socket is bound to a place or to its port of all
-/// addresses.
+/// Returns the owner of the socket in a line of the kernel's tables, if the socket is bound to the place, or to its
+/// port at all addresses.
 fn owner_in(line: &str, place: SocketAddr) -> Option<u32> {
     let mut words = line.split_whitespace();
     let (address, port) = words.nth(1)?.split_once(':')?;
@@ -253,8 +253,8 @@ fn owner_in(line: &str, place: SocketAddr) -> Option<u32> {
     (is_wildcard || address == text).then(|| words.nth(5)?.parse().ok()).flatten()
 }
 
-/// Returns the message about a device that isn't at the wanted place: because the port is used by a socket of `owner` or,
-/// if the device `stays` at a place, because of another process of the user.
+/// Returns the message about a device that isn't at the wanted place. The reason is a socket of `owner` at that port
+/// or, if `stays` is set, another process of the user that has its device elsewhere.
 fn move_message(wanted: SocketAddr, place: SocketAddr, stays: bool, owner: Option<u32>) -> String {
     let to = place.ip();
     if stays {

@@ -27,7 +27,7 @@ pub(crate) struct ProtectionDomain {
 }
 
 impl ProtectionDomain {
-    /// Returns the domain that a program has the address of.
+    /// Returns the domain behind a program's pointer.
     ///
     /// # Safety
     ///

@@ -23,7 +23,6 @@ use crate::query::{MAX_SGE, MAX_WR};
 use crate::report::Kind;
 use crate::srq::SharedReceiveQueue;
 
-/// A queue pair.
 #[repr(C)]
 pub(crate) struct QueuePair {
     base: UnsafeCell<ibv_qp_ex>,
@@ -31,7 +30,7 @@ pub(crate) struct QueuePair {
     pub(crate) nic: &'static OpenNic,
     pub(crate) qpn: Qpn,
     pub(crate) transport: Transport,
-    /// The attributes of its creation.
+    /// The attributes that it was created with.
     pub(crate) init: ibv_qp_init_attr,
     /// The attributes that it was modified with.
     pub(crate) attributes: Mutex<Attributes>,
@@ -45,7 +44,7 @@ pub(crate) struct QueuePair {
 }
 
 impl QueuePair {
-    /// Returns the queue pair that a program has the address of.
+    /// Returns the queue pair behind a program's pointer.
     ///
     /// # Safety
     ///
@@ -56,7 +55,7 @@ impl QueuePair {
         unsafe { &*qp.cast() }
     }
 
-    /// Returns the address that programs have.
+    /// Returns the pointer that programs have.
     pub(crate) fn as_ptr(&self) -> *mut ibv_qp {
         self.base.get().cast()
     }
@@ -183,7 +182,7 @@ impl Object for QueuePair {
         self.discard_completions();
         self.nic.objects.lock().qps.remove(&self.qpn.get());
         self.member.context().forget_events(|event| {
-            // SAFETY: such an event has this member.
+            // SAFETY: an event of a queue pair has the member `qp`.
             crate::event::is_of_qp(event.event_type) && unsafe { event.element.qp } == self.as_ptr()
         });
         if let Some(path) = self.attributes.lock().path.take() {

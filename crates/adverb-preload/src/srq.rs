@@ -17,7 +17,6 @@ use crate::post;
 use crate::query::{MAX_SGE, MAX_WR};
 use crate::report::Kind;
 
-/// A shared receive queue.
 #[repr(C)]
 pub(crate) struct SharedReceiveQueue {
     base: UnsafeCell<ibv_srq>,
@@ -30,7 +29,7 @@ pub(crate) struct SharedReceiveQueue {
 }
 
 impl SharedReceiveQueue {
-    /// Returns the queue that a program has the address of.
+    /// Returns the queue behind a program's pointer.
     ///
     /// # Safety
     ///
@@ -41,7 +40,7 @@ impl SharedReceiveQueue {
         unsafe { &*srq.cast() }
     }
 
-    /// Returns the address that programs have.
+    /// Returns the pointer that programs have.
     pub(crate) fn as_ptr(&self) -> *mut ibv_srq {
         self.base.get()
     }

@@ -115,7 +115,6 @@ impl Pointee for rdma_cm_event {
 }
 
 impl Channel {
-    /// Creates a channel.
     pub(super) fn create() -> Result<*mut rdma_event_channel, c_int> {
         // SAFETY: the function has no preconditions.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_SEMAPHORE) };
@@ -131,7 +130,7 @@ impl Channel {
         .cast())
     }
 
-    /// Returns the channel that a program has the address of.
+    /// Returns the channel behind a program's pointer.
     ///
     /// # Safety
     ///

@@ -75,7 +75,7 @@ fn dispatch(manager: &Manager, event: CmEvent) {
         cm::Event::Request(request) => table.request(manager, *request),
         cm::Event::Query(query) => table.query(manager, *query),
         cm::Event::Accepted(acceptance) => table.accepted(*acceptance),
-        // The connector establishes the connection itself: its program has the event of the acceptance.
+        // A connector gets no event here, because its program already got one for the acceptance.
         cm::Event::Established(id) if table.is_connector(id) => {}
         cm::Event::Established(id) => table.put_event(id, RDMA_CM_EVENT_ESTABLISHED, 0),
         cm::Event::Rejected(rejection) => {
@@ -145,7 +145,8 @@ impl Table {
     /// Makes an identifier for a connection request.
     fn request(&mut self, manager: &Manager, request: Request) {
         let cm = manager.cm();
-        // The events of the request that follow are this thread's too. The peer may have abandoned the request.
+        // This thread also handles the later events of the request. The call fails if the peer has abandoned the
+        // request.
         if cm.subscribe(request.id, &manager.events).is_err() {
             return;
         }

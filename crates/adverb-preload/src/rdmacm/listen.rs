@@ -105,7 +105,7 @@ entry! {
         status(requested.map(|requested| unsafe { id.write(requested) }))
     }
 
-    /// Returns the contexts of all devices, of which there is one, and their number.
+    /// Returns the contexts of all devices and their number, which is 1: the software NIC.
     fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
         let manager = match Manager::get() {
             Ok(manager) => manager,

@@ -79,7 +79,6 @@ pub(super) struct OwnRequest {
 }
 
 impl OwnRequest {
-    /// Sends the request.
     pub(super) fn send(&self, manager: &Manager) -> Result<ConnectionId, c_int> {
         let mut connect = ConnectParams::new(self.addrs, self.service, self.local_qp, Time::ZERO);
         connect.source_port = self.source_port;
@@ -166,7 +165,6 @@ impl Manager {
         MANAGER.value().try_lock().and_then(|running| *running)
     }
 
-    /// Locks the table.
     #[cfg(test)]
     pub(crate) fn lock_table(&self) -> impl Sized {
         self.table.lock()

@@ -24,7 +24,6 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Leaves the group.
     pub(super) fn leave(self, id: &Id) {
         if let Some(qp) = id.qp().filter(|_| self.is_attached) {
             // SAFETY: the queue pair is alive.

@@ -39,7 +39,7 @@ fn every_exported_function_is_called_or_takes_no_lock() {
     assert!(count > 100, "only {count} functions were found");
 }
 
-/// Exported functions without an object of a process among their arguments.
+/// Exported functions none of whose arguments is an object of a process.
 const WITHOUT_OBJECTS: &[&str] = &[
     "ibv_copy_ah_attr_from_kern",
     "ibv_copy_path_rec_from_kern",

@@ -27,7 +27,7 @@ fn report_of(part: &str) -> String {
     let modes: Vec<u32> = paths.iter().map(|path| fs::metadata(path).unwrap().permissions().mode()).collect();
     fs::remove_dir_all(&directory).unwrap();
     assert!(status.is_some_and(|status| status.success()), "{part} ended with {status:?}");
-    // The report, and a file that shows that the device's place was reported if it isn't the default one.
+    // The report, and perhaps the file that marks that the message about the device's address was printed.
     assert!(modes.iter().all(|mode| mode & 0o777 == 0o600), "other users can read one of {paths:?}");
     reports.concat()
 }
