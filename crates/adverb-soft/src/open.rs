@@ -19,7 +19,7 @@ pub struct Options {
     pub addresses: Vec<IpAddr>,
     /// The path MTU, instead of that of the link.
     pub mtu: Option<PathMtu>,
-    /// Faults that are injected into the received packets.
+    /// Faults that are injected into the sent packets.
     pub faults: Option<FaultConfig>,
     /// The file to which all packets are written.
     pub capture: Option<PathBuf>,

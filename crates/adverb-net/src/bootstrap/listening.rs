@@ -30,7 +30,8 @@ pub(crate) struct Listening {
     find: FindSession,
     devices: Arc<ServedDevices>,
     acceptor: Mutex<Option<Acceptor>>,
-    /// The connections that were accepted. They count after the listener was stopped and started, too.
+    /// The accepted connections of each source. They also count while the listener is stopped, and after it is started
+    /// again.
     sources: Mutex<Sources<Driver>>,
     /// The number of calls that wait for a connection.
     accepting: AtomicUsize,
@@ -82,7 +83,7 @@ struct Acceptor {
     devices: Arc<ServedDevices>,
     tcp: Option<TcpListener>,
     manager: Option<cm::Listener>,
-    /// By the tokens under which they are watched.
+    /// The handshakes, by the tokens under which they are watched.
     pending: HashMap<u64, Handshake>,
     next_token: u64,
     /// The tokens of handshakes that are to be polled.

@@ -155,8 +155,8 @@ pub enum ConnectError {
         /// The peer's address.
         peer: SocketAddr,
     },
-    /// The connection was not re-established in time: the peer, which had established it, did not dial again, or no dial
-    /// of this side has ended. Only [`ConnectionError::ReconnectFailed`] has this error, as its source.
+    /// The connection was not re-established in time. If the peer is the connector, it did not dial again; otherwise,
+    /// no dial of this side has ended. Only [`ConnectionError::ReconnectFailed`] has this error, as its source.
     #[error("the connection to {peer} was not re-established within {timeout:?}")]
     ReconnectTimedOut {
         /// The peer's address.
@@ -336,7 +336,7 @@ impl ConnectError {
         }
     }
 
-    /// Returns the error of an address or a host name, as its `Debug`, that can't be resolved.
+    /// Returns the error of an address or a host name that can't be resolved. `host` is its `Debug` text.
     pub(crate) fn resolve(host: &str, source: io::Error) -> ConnectError {
         if is_descriptor_shortage(&source) {
             return ConnectError::DescriptorLimit { source };

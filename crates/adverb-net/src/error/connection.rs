@@ -17,7 +17,7 @@ use super::{ConnectError, WaitError, into_io_error};
 /// Every operation of an ended connection returns the same reason, so the type is [`Clone`].
 ///
 /// Hardware cannot tell a peer whose process was killed from a peer whose host or network has failed: in both cases the
-/// peer's device stops to acknowledge packets. Both are [`PeerLost`](ConnectionError::PeerLost).
+/// peer's device stops acknowledging packets. Both are [`PeerLost`](ConnectionError::PeerLost).
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectionError {
@@ -79,8 +79,8 @@ pub enum ConnectionError {
         /// The status of the request.
         status: Status,
     },
-    /// The queue pair failed, but no request of this side: this side's device has refused a request of the peer, or has
-    /// failed itself.
+    /// The queue pair failed without a failed request of this side: its device has refused a request of the peer, or
+    /// has failed itself.
     #[error("the queue pair to {peer} failed: {}", event_summary(*.event))]
     QueuePairFailed {
         /// The peer's address.

@@ -187,7 +187,7 @@ impl BindError {
         }
     }
 
-    /// Returns the error of an address or a host name, as its `Debug`, that can't be resolved.
+    /// Returns the error of an address or a host name that can't be resolved. `host` is its `Debug` text.
     pub(crate) fn resolve(host: &str, source: io::Error) -> BindError {
         if is_descriptor_shortage(&source) {
             return BindError::DescriptorLimit { source };

@@ -33,7 +33,7 @@ pub enum ExposeError {
         /// The cause.
         source: Box<verbs::Error>,
     },
-    /// The connection has a protection domain of its own, in which a shared region would be registered again.
+    /// The connection has a protection domain of its own, so it can't use the registration of a shared region.
     #[error("the connection to {peer} shares no protection domain, in which the region is registered")]
     UnsharedDomain {
         /// The peer's address.
@@ -191,8 +191,8 @@ impl ExposeError {
         matches!(self, ExposeError::Send(error) if error.is_timeout())
     }
 
-    /// Whether exposing the memory again later can succeed, without a change of the program or the configuration: after
-    /// the end of the connection, over a new one.
+    /// Whether exposing the memory later can succeed without a change of the program or the configuration. After the
+    /// end of the connection, this takes a new connection.
     pub fn is_retryable(&self) -> bool {
         match self {
             ExposeError::NameTooLong { .. } | ExposeError::UnsharedDomain { .. } | ExposeError::Withdrawn => {
@@ -263,10 +263,10 @@ impl RemoteErrorKind {
         }
     }
 
-    /// Whether the same access can succeed later, without a change of the program or the configuration: after
-    /// [`Stale`](RemoteErrorKind::Stale) and [`Interrupted`](RemoteErrorKind::Interrupted), with a new `remote_region`,
-    /// and after [`ConnectionLost`](RemoteErrorKind::ConnectionLost), over a new connection. After `Interrupted` and
-    /// [`TimedOut`](RemoteErrorKind::TimedOut), the first access may have been executed.
+    /// Whether the same access can succeed later without a change of the program or the configuration. After
+    /// [`Stale`](RemoteErrorKind::Stale) and [`Interrupted`](RemoteErrorKind::Interrupted), this takes a new call of
+    /// `remote_region`, and after [`ConnectionLost`](RemoteErrorKind::ConnectionLost) a new connection. After
+    /// `Interrupted` and [`TimedOut`](RemoteErrorKind::TimedOut), the first access may have been executed.
     pub fn is_retryable(&self) -> bool {
         match self {
             RemoteErrorKind::Stale { .. }

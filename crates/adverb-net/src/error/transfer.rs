@@ -153,8 +153,8 @@ impl SendErrorKind {
         }
     }
 
-    /// Whether sending again later can succeed, without a change of the program or the configuration: after
-    /// [`ConnectionLost`](SendErrorKind::ConnectionLost), over a new connection.
+    /// Whether sending later can succeed without a change of the program or the configuration. After
+    /// [`ConnectionLost`](SendErrorKind::ConnectionLost), this takes a new connection.
     pub fn is_retryable(&self) -> bool {
         match self {
             SendErrorKind::WouldBlock { .. } | SendErrorKind::TimedOut { .. } => true,
@@ -187,8 +187,8 @@ impl RecvError {
         }
     }
 
-    /// Whether receiving again later can succeed, without a change of the program or the configuration: after
-    /// [`ConnectionLost`](RecvError::ConnectionLost), over a new connection.
+    /// Whether receiving later can succeed without a change of the program or the configuration. After
+    /// [`ConnectionLost`](RecvError::ConnectionLost), this takes a new connection.
     pub fn is_retryable(&self) -> bool {
         match self {
             RecvError::TimedOut { .. } => true,

@@ -2,8 +2,8 @@
 
 use adverb_wire::Qpn;
 
-/// The share of one link in an address that links of several processes have: a 128th of the queue pair numbers and of the
-/// communication IDs, so that a packet's numbers determine the process that it is for.
+/// The part of the numbers that one link has at an address that links of several processes share: a 128th of the queue
+/// pair numbers and of the communication IDs. So a packet's numbers determine the process that it is for.
 ///
 /// ```
 /// use adverb_soft::link::AddressShare;

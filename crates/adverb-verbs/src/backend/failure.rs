@@ -7,8 +7,8 @@ use adverb_proto::types::QpState;
 
 use crate::error::{Error, Result};
 
-/// The error number of a driver that rejected a request, or [`FOREIGN_LIST`]. The list knows which request it was. As the
-/// number is returned unchanged, posting to hardware compares it once.
+/// The error number of a driver that rejected a request, or [`FOREIGN_LIST`]. It isn't converted, so that posting to
+/// hardware needs only one comparison. The list of requests records which request was rejected.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PostErrno(NonZeroI32);
 

@@ -158,7 +158,7 @@ impl Device {
         let opened = ibv::Device::open(name).map(|device| Device::Ibv(Arc::new(device)));
         #[cfg(not(feature = "ibv"))]
         let opened = Err(no_backend());
-        // The hint lists all devices: there is always a software device.
+        // The hint lists all devices. The list is never empty, because there is always a software device.
         #[cfg(feature = "soft")]
         let opened = opened.map_err(|error| match error {
             Error::NoDevice { .. } | Error::NotInstalled { .. } => {
@@ -677,7 +677,7 @@ impl QueuePair {
         dispatch!(self, queue_pair => queue_pair.query())
     }
 
-    /// Posts one request of at most one segment on a connection. Its memory is the slot.
+    /// Posts one request of at most one segment on a connection. The request is built in `slot`.
     #[inline(always)]
     pub(crate) fn post_send(
         &self,

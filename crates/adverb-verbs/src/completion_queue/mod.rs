@@ -293,8 +293,8 @@ impl CompletionQueue {
     }
 
     /// Waits once: for an event or, if another thread waits for the event, for a notification by that thread. Yields
-    /// instead if the queue has no events. Returns `false` if the deadline has passed, otherwise `true`, and at once if
-    /// `is_available` accepts the kept completions.
+    /// instead if the queue has no events. Doesn't wait if `is_available` accepts the kept completions. Returns `false`
+    /// if the deadline has passed.
     fn wait_once(&self, deadline: &Deadline, is_available: impl Fn(&[Completion]) -> bool) -> Result<bool> {
         let left = deadline.left();
         if left.is_zero() {

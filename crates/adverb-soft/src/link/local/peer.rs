@@ -158,7 +158,7 @@ impl Peer {
         if is_stuck { Backpressure::Drop } else { Backpressure::Wait }
     }
 
-    /// Whether the last message didn't fit into the ring, or the process has read little since another one didn't.
+    /// Whether a message didn't fit into the ring, and the process has read little since then.
     pub(super) fn is_full(&self) -> bool {
         self.ring.is_some_and(|ring| ring.refusals.is_some())
     }

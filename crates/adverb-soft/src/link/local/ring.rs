@@ -96,7 +96,8 @@ pub(super) struct Writer<M = Mapping> {
     /// the process.
     allocated: usize,
     written: u64,
-    /// A number of bytes that were read. It is updated when the ring seems full, and at the end of a block.
+    /// The reader's count of read bytes, as this writer last saw it: when the ring seemed full, or at the end of a
+    /// block.
     read: u64,
 }
 

@@ -86,7 +86,7 @@ struct Shared {
     counted_idle: AtomicUsize,
 }
 
-/// The chunks of the threads whose numbers select this partition. Partitions don't share cache lines.
+/// One of the parts that threads are distributed over, with chunks of its own. Partitions don't share cache lines.
 #[repr(align(128))]
 struct Partition {
     classes: Box<[Lock<Class>]>,
@@ -99,10 +99,10 @@ struct Class {
     chunks: Vec<Option<FreeSlots>>,
     /// The ids of the chunks with free slots. The last one is used next.
     vacant: Vec<usize>,
-    /// The number of bytes in idle chunks: all their slots are free.
+    /// The number of bytes in idle chunks: those whose slots are all free.
     idle: usize,
-    /// The maximum of `idle` since the last `recount`, which counts against the pool's `max_idle_bytes`. A chunk that
-    /// becomes idle repeatedly therefore counts once, without an access to the shared counter each time.
+    /// The class's part of the pool's `counted_idle`, with `counted >= idle`: the maximum of `idle` since the last
+    /// `recount`. So a chunk that is used and becomes idle again leaves the shared counter alone.
     counted: usize,
     /// The number of bytes in all chunks.
     bytes: usize,
@@ -131,7 +131,7 @@ enum IdleAction {
     FreeExcess,
 }
 
-/// The minimum target length of a chunk, which has as many whole slots as fit, or one slot.
+/// The minimum target length of a chunk. A chunk has as many slots as fit into its target length, but at least one.
 const MIN_CHUNK_LEN: usize = 64 << 10;
 /// The maximum length of a chunk with more than one slot.
 const MAX_CHUNK_LEN: usize = 2 << 20;
@@ -364,7 +364,7 @@ impl Shared {
     /// Frees idle chunks until they are within the limit. The chunks of this class, which is in use, are freed last.
     #[cold]
     fn free_excess_idle(&self, partition: usize, class: usize) {
-        // Most chunks that were counted as idle are in use again.
+        // The counted bytes are too many, because they include chunks that are in use again.
         self.classes().for_each(|(_, class)| class.lock().recount(&self.counted_idle));
         let last = &self.partitions[partition].classes[class];
         let others = self.classes().map(|(_, class)| class).filter(|class| !std::ptr::eq(*class, last));

@@ -112,9 +112,10 @@ impl Membership {
                 (lower.len()..index).all(is_known) || start.elapsed() >= MAX_LOOKUP_WAIT;
             if are_shares_between_known || is_late {
                 let end = present.iter().map(|share| usize::from(share.index()) + 1).max().unwrap_or(0);
-                // The other shares have no sockets, as far as this process can tell: it opens sockets in their places, which
-                // no process reads. Without the sockets of a process that doesn't respond, their indexes aren't known.
-                // After the deadline, the check below has failed, so that such a socket may be in a process's place.
+                // The shares between have no sockets, as far as this process can tell, so it opens sockets in their
+                // places, which no process reads. It opens none if a process doesn't respond, because the indexes of
+                // that process's sockets aren't known, and none after the deadline, because it could then take the
+                // place of another process's socket.
                 while !is_late && end <= lower.len() && lower.len() < index {
                     let (placeholder, _) = socket::open_shared_receiving(local, config)?;
                     socket::minimize_receive_buffer(&placeholder);
@@ -343,8 +344,8 @@ fn take_over(socket: Option<UdpSocket>, config: &UdpConfig) -> io::Result<(UdpSo
 }
 
 /// Waits until the kernel delivers the packets of a share to its socket, and returns whether it does. Drops all packets
-/// that arrive until then: the process has no queue pairs yet. If another process joins at once, both may have the wrong
-/// sockets, so each waits for another time before it asks the others again.
+/// that arrive until then: the process has no queue pairs yet. If another process joins at once, both may have the
+/// wrong sockets, so each waits for a random time before it asks the others again.
 fn await_own_packets(socket: &UdpSocket, local: SocketAddr, share: AddressShare, deadline: Instant) -> bool {
     // No RoCEv2 packet is as short, so any other receiver drops it.
     let probe = [std::process::id().to_be_bytes(), share.qpn(u32::MAX).to_be_bytes()].concat();

@@ -212,7 +212,8 @@ impl SharedAddress {
             Target::Connection(share) => (Name::Share(share), true),
             Target::Service(service) => (Name::Service(service), true),
         };
-        // A process that replies must know whether the other one has started. Other packets are only dropped.
+        // A remembered absence is used only for packets that would be dropped. A reply needs a new lookup, because the
+        // other process may have started since.
         let share = match name {
             Name::Share(share) if !replies_if_absent => Some(share),
             _ => None,
