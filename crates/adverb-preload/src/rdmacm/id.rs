@@ -25,7 +25,7 @@ pub(crate) struct Id {
     base: UnsafeCell<rdma_cm_id>,
     generation: u32,
     pub(super) state: Mutex<State>,
-    /// The acknowledgements of its events. Requests count at their listener.
+    /// The acknowledgements of the events of this identifier. An event of a request counts for the listener.
     pub(super) acks: Acks,
 }
 
