@@ -7,8 +7,8 @@ use nix::unistd::{Uid, geteuid};
 /// Returns the user of this process, or `None` if the process can't distinguish this user's processes from those of other
 /// users.
 ///
-/// In a user namespace, the kernel reports each user without an ID there as the user with the overflow ID. A process with
-/// that ID would take the processes of these users for its own.
+/// In a user namespace, the kernel reports all users without an ID there with the same ID, the overflow ID (by default
+/// 65534). A process whose own ID is the overflow ID would take the processes of these users for its own.
 pub(in crate::link::udp) fn verifiable() -> Option<Uid> {
     let uid = geteuid();
     let read = |path| fs::read_to_string(path).ok();
