@@ -127,7 +127,7 @@ fn a_key_of_another_peer_is_rejected() {
     assert!(second.recv().is_err());
     assert_eq!(read(first, 16).unwrap(), 16);
     // The key of the ring of another peer is rejected, too.
-    let third = connect_again(&peers);
+    let (third, _server) = connect_again(&peers);
     let ring = first.driver().peer_ring();
     let driver = third.driver();
     assert!(driver.post(SendRequest::write(driver.pool().alloc(8).unwrap(), ring).tag(2)));
@@ -135,17 +135,17 @@ fn a_key_of_another_peer_is_rejected() {
     assert_eq!(read(first, 24).unwrap(), 24);
 }
 
-/// Connects another client, whose server end is dropped at the end of the test.
-fn connect_again(peers: &Peers) -> Connection {
+/// Connects another client. Returns both ends.
+fn connect_again(peers: &Peers) -> (Connection, Connection) {
     let options = Options { domains: None, ..sharing() };
     let connector = Connector::new().options(&options);
-    let client = scope(|scope| {
+    let (client, server) = scope(|scope| {
         let client = scope.spawn(|| connector.connect(peers.listener.local_addr()).unwrap());
-        std::mem::forget(peers.listener.accept().unwrap());
-        client.join().unwrap()
+        let server = peers.listener.accept().unwrap();
+        (client.join().unwrap(), server)
     });
     assert_eq!(read(&client, 0).unwrap(), 0);
-    client
+    (client, server)
 }
 
 #[test]
