@@ -9,7 +9,7 @@
 //! | input | output |
 //! |---|---|
 //! | [`prepare`](Broker::prepare), [`establish`](Broker::establish), [`leave`](Broker::leave), [`close`](Broker::close), [`handle_closed`](Broker::handle_closed) | [`poll_post`](Broker::poll_post): lists of requests to post, and queue pairs to destroy |
-//! | [`send_buf`](Broker::send_buf), [`post_send`](Broker::post_send), [`post_write`](Broker::post_write) …, [`flush`](Broker::flush) | [`poll_event`](Broker::poll_event): messages, tickets, ends of sessions |
+//! | [`allocate_send_buf`](Broker::allocate_send_buf), [`post_send`](Broker::post_send), [`post_write`](Broker::post_write) …, [`flush`](Broker::flush) | [`poll_event`](Broker::poll_event): messages, tickets, ends of sessions |
 //! | [`handle_completion`](Broker::handle_completion), [`handle_timeout`](Broker::handle_timeout), [`release`](Broker::release) | [`poll_timeout`](Broker::poll_timeout) |
 //!
 //! Two further state machines interpret the messages of a broker: [`rpc`] makes calls of them, and [`keys`] exchanges the
@@ -51,7 +51,7 @@
 //! broker.establish(peer, 1, credits, Time::ZERO)?;
 //!
 //! // A message waits for a flush.
-//! let slot = broker.send_buf(peer)?;
+//! let slot = broker.allocate_send_buf(peer)?;
 //! broker.post_send(slot, 5)?;
 //! assert_eq!(broker.poll_post(), None);
 //! broker.flush_all();

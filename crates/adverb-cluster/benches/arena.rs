@@ -24,15 +24,15 @@ const HELD_ITEMS: usize = 64;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let domain = Device::open("soft")?.create_protection_domain()?;
     let pool = Pool::new(&domain);
-    let arena = Arena::builder().build(&[domain])?;
+    let arena = Arena::builder().create(&[domain])?;
     arena.allocate_segment(64 << 20, Access::REMOTE_READ)?;
     let args: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with("--")).collect();
     if let [name, len, rounds] = &args[..] {
         let (len, rounds) = (len.parse()?, rounds.parse()?);
         for _ in 0..rounds {
             match name.as_str() {
-                "arena" => drop(black_box(arena.alloc(black_box(len))?)),
-                "pool" => drop(black_box(pool.alloc(black_box(len))?)),
+                "arena" => drop(black_box(arena.allocate(black_box(len))?)),
+                "pool" => drop(black_box(pool.allocate(black_box(len))?)),
                 _ => drop(black_box(Malloc::new(black_box(len)))),
             }
         }
@@ -45,16 +45,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for len in [64, 1500, 4096, 65536, 1 << 20] {
         row(
             &format!("{len} bytes"),
-            || arena.alloc(black_box(len)).expect("a free slot"),
-            || pool.alloc(black_box(len)).expect("memory"),
+            || arena.allocate(black_box(len)).expect("a free slot"),
+            || pool.allocate(black_box(len)).expect("memory"),
             || Malloc::new(black_box(len)),
         );
     }
     let (mut items, mut buffers, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
     row(
         "4096 bytes, with 64 held",
-        || hold(&mut items, || arena.alloc(black_box(4096)).expect("a free slot")),
-        || hold(&mut buffers, || pool.alloc(black_box(4096)).expect("memory")),
+        || hold(&mut items, || arena.allocate(black_box(4096)).expect("a free slot")),
+        || hold(&mut buffers, || pool.allocate(black_box(4096)).expect("memory")),
         || hold(&mut blocks, || Malloc::new(black_box(4096))),
     );
     bulk(&arena);
@@ -104,7 +104,7 @@ fn hold<T>(held: &mut Vec<T>, make: impl FnOnce() -> T) {
 /// Measures freeing items one by one, and in bulk.
 fn bulk(arena: &Arena) {
     let fill =
-        || (0..ROUNDS).map(|_| arena.alloc(256).expect("a free slot").publish()).collect::<Vec<Item>>();
+        || (0..ROUNDS).map(|_| arena.allocate(256).expect("a free slot").publish()).collect::<Vec<Item>>();
     let (mut singly, mut together) = (Duration::MAX, Duration::MAX);
     for _ in 0..TURNS {
         let (first, second) = (fill(), fill());
@@ -128,7 +128,7 @@ fn threads(arena: &Arena) {
                 for partition in partitions {
                     scope.spawn(move || {
                         for _ in 0..ROUNDS {
-                            black_box::<Draft>(arena.alloc_in(partition, 256).expect("a free slot"));
+                            black_box::<Draft>(arena.allocate_in(partition, 256).expect("a free slot"));
                         }
                     });
                 }

@@ -12,7 +12,7 @@
 //!
 //! # Sessions
 //!
-//! [`Cluster::builder`] joins a cluster, and [`Cluster::broker`] returns the broker of each thread. Thread `i` of a member has
+//! [`Cluster::builder`] joins a cluster, and [`Cluster::take_broker`] returns the broker of each thread. Thread `i` of a member has
 //! a session with thread `i` of every other member. The cluster establishes the sessions, and establishes them again after
 //! failures. The thread [waits](Broker::wait) for events, and [polls](Broker::poll) them with a handler that can post
 //! requests.
@@ -30,10 +30,10 @@
 //! use adverb::verbs::{Access, Device};
 //!
 //! let domain = Device::open("soft")?.create_protection_domain()?;
-//! let arena = Arena::builder().member(3).epoch(1).build(&[domain])?;
+//! let arena = Arena::builder().member(3).epoch(1).create(&[domain])?;
 //! arena.allocate_segment(16 << 20, Access::REMOTE_READ)?; // peers may read, and nothing else
 //!
-//! let mut draft = arena.alloc(11)?; // has no pointer yet
+//! let mut draft = arena.allocate(11)?; // has no pointer yet
 //! draft.write(0, b"hello world")?;
 //! let item = draft.publish();
 //! let ptr: RemotePtr = item.remote_ptr(); // plain data, to send to a peer

@@ -382,7 +382,7 @@ impl Side {
     }
 
     pub(crate) fn region(&self, len: usize, access: Access) -> Result<MemoryRegion> {
-        Ok(self.domain.region(len, access)?)
+        Ok(self.domain.allocate_region(len, access)?)
     }
 
     pub(crate) fn post(&self, request: SendRequest) -> Result<RequestId> {
@@ -513,7 +513,7 @@ pub(crate) fn check_rejected<T, R>(
 
 /// Returns a buffer of `len` zeros, which may be empty.
 pub(crate) fn buffer(domain: &ProtectionDomain, len: usize) -> Result<Buffer> {
-    let mut buffer = domain.buffer(len.max(1))?;
+    let mut buffer = domain.allocate_buffer(len.max(1))?;
     buffer.set_range(0..len)?;
     Ok(buffer)
 }

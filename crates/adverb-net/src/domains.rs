@@ -38,7 +38,7 @@ impl SharedDomains {
         }
         let pool = match pool {
             Some(pool) => pool.clone(),
-            None => Pool::builder().build(&device.create_protection_domain()?),
+            None => Pool::builder().create(&device.create_protection_domain()?),
         };
         let domain = Arc::new(SharedDomain { pool });
         domains.push(Arc::clone(&domain));

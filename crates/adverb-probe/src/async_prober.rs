@@ -29,7 +29,7 @@ use crate::ud_queue::{UdQueue, Waker};
 ///     .map(|address| SoftDevice::on_switch(&switch, address.parse().unwrap()).open().unwrap());
 /// let responder = Responder::start(&there)?;
 ///
-/// let mut prober = AsyncProber::new(&here)?;
+/// let mut prober = AsyncProber::open(&here)?;
 /// let peer = prober.connect(responder.local_addr()).await?;
 /// let result = prober.probe(&peer).await?;
 /// println!("{:?}", result.figures().expect("an answer"));
@@ -78,8 +78,8 @@ impl AsyncProber {
     /// # Errors
     ///
     /// Returns the errors of [`ProberOptions::open`].
-    pub fn new(device: &Device) -> Result<AsyncProber> {
-        Prober::new(device).map(AsyncProber::from)
+    pub fn open(device: &Device) -> Result<AsyncProber> {
+        Prober::open(device).map(AsyncProber::from)
     }
 
     /// Looks up a responder and waits for the answer, like [`Prober::connect`]. If the future is dropped, the answer is

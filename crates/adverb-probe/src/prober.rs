@@ -251,7 +251,7 @@ impl Prober {
     /// # Errors
     ///
     /// Returns the errors of [`ProberOptions::open`].
-    pub fn new(device: &Device) -> Result<Prober> {
+    pub fn open(device: &Device) -> Result<Prober> {
         let device = device.clone();
         ProberOptions::new().open(move || Ok(device.clone()))
     }

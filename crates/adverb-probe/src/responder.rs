@@ -31,7 +31,7 @@ pub const DEFAULT_PORT: u16 = 18_516;
 ///     .map(|address| SoftDevice::on_switch(&switch, address.parse().unwrap()).open().unwrap());
 /// let responder = Responder::start(&there)?;
 ///
-/// let mut prober = Prober::new(&here)?;
+/// let mut prober = Prober::open(&here)?;
 /// let peer = prober.connect(responder.local_addr())?;
 /// let result = prober.probe(&peer)?;
 /// println!("{:?}", result.figures().expect("an answer"));

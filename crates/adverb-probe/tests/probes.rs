@@ -102,7 +102,7 @@ fn process_stamps_are_never_evidence_about_the_network() {
     let switch = Switch::default();
     let [here, there] = [(); 2].map(|()| on_switch(&switch));
     let responder = Responder::start(&there).unwrap();
-    let mut prober = Prober::new(&here).unwrap();
+    let mut prober = Prober::open(&here).unwrap();
     let peer = prober.connect(responder.local_addr()).unwrap();
     let result = prober.probe(&peer).unwrap();
     if let Some(figures) = result.figures() {

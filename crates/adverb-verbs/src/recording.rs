@@ -1,6 +1,6 @@
 //! Recordings of a device's requests, packets and completions.
 //!
-//! [`Device::record`] starts a recording. The events are stored in a ring buffer, which keeps the last ones and counts
+//! [`Device::recording`] starts a recording. The events are stored in a ring buffer, which keeps the last ones and counts
 //! those that it overwrites. While no recording is in progress, the software NIC executes about 30 instructions per message
 //! at each end to check for one. During a recording, an event takes about 45 instructions, and a message has about 7 events
 //! at both ends together.
@@ -10,7 +10,7 @@
 //! use adverb::verbs::SoftDevice;
 //!
 //! let device = SoftDevice::loopback().open()?;
-//! let active = device.record().start()?;
+//! let active = device.recording().start()?;
 //! // … connect queue pairs, post requests, poll completions …
 //! let recording = active.stop();
 //! for recorded in &recording.events {
@@ -32,7 +32,7 @@
 //!
 //! let device = SoftDevice::loopback().open()?;
 //! let active = device
-//!     .record()
+//!     .recording()
 //!     .capacity(10_000)
 //!     .stop_on_failure()
 //!     .on_stop(|recording| {
@@ -96,7 +96,7 @@ impl Device {
     ///
     /// A device has at most one recording in progress. See [`recording`](crate::recording) for examples and for the events
     /// that each kind of device records.
-    pub fn record(&self) -> RecordingBuilder {
+    pub fn recording(&self) -> RecordingBuilder {
         RecordingBuilder {
             device: self.clone(),
             options: RecorderOptions { capacity: DEFAULT_CAPACITY, ..RecorderOptions::default() },
@@ -106,7 +106,7 @@ impl Device {
     }
 }
 
-/// A builder of recordings, returned by [`Device::record`].
+/// A builder of recordings, returned by [`Device::recording`].
 #[must_use = "a builder does nothing until `start` is called"]
 pub struct RecordingBuilder {
     device: Device,
@@ -148,7 +148,7 @@ impl RecordingBuilder {
     /// let (domain, completions) =
     ///     (device.create_protection_domain()?, device.completion_queue(256).create()?);
     /// let queue_pair = domain.queue_pair(Transport::Rc).completion_queue(&completions).create()?;
-    /// let active = device.record().queue_pairs([&queue_pair]).start()?;
+    /// let active = device.recording().queue_pairs([&queue_pair]).start()?;
     /// # }
     /// # Ok::<(), adverb::Error>(())
     /// ```

@@ -119,8 +119,8 @@ fn a_queue_pair_is_destroyed_before_its_memory_is_freed_even_if_a_window_is_not_
     // No other test uses this device, so its queue pairs can be counted.
     let (domain, region, is_freed) = tracked_region_on("soft:127.83.7.13");
     let (completions, queue_pair) = queue_pair(&domain);
-    let exposed = domain.region(64, Access::LOCAL_WRITE | Access::WINDOW_BIND).unwrap();
-    let window = domain.memory_window().unwrap();
+    let exposed = domain.allocate_region(64, Access::LOCAL_WRITE | Access::WINDOW_BIND).unwrap();
+    let window = domain.create_memory_window().unwrap();
     let bind = SendRequest::bind(window, exposed.slice(0..64).unwrap(), Access::REMOTE_READ);
     let id = queue_pair.post_send(bind).unwrap();
     let window = completions.wait(id, Duration::from_secs(10)).unwrap().into_window();
@@ -139,7 +139,7 @@ fn a_scope_whose_queue_pair_is_not_destroyed_aborts() {
     if std::env::var_os("ADVERB_SCOPE_ABORTS").is_some() {
         let domain = Device::open("soft").unwrap().create_protection_domain().unwrap();
         let (_completions, mut queue_pair) = queue_pair(&domain);
-        let mut buffer = domain.buffer(64).unwrap();
+        let mut buffer = domain.allocate_buffer(64).unwrap();
         panics("queue pair", || {
             let _ = queue_pair.scope(Duration::ZERO, |scope| scope.recv(&mut buffer).map(drop));
         });

@@ -29,7 +29,8 @@ fn main() -> adverb::verbs::Result<()> {
     let queue_pair =
         domain.queue_pair(Transport::Rc).completion_queue(&completions).depth(256, 1).create()?;
     queue_pair.connect(&queue_pair.endpoint())?;
-    let buffers: Vec<Buffer> = (0..BATCH).map(|_| domain.buffer(64)).collect::<adverb::verbs::Result<_>>()?;
+    let buffers: Vec<Buffer> =
+        (0..BATCH).map(|_| domain.allocate_buffer(64)).collect::<adverb::verbs::Result<_>>()?;
 
     let count = match mode.as_str() {
         "raw-single" | "raw-batch" => run_raw(&mode, &queue_pair, &completions, rounds)?,
@@ -83,7 +84,7 @@ fn run_raw(
     rounds: u64,
 ) -> adverb::verbs::Result<u64> {
     let batch = if mode == "raw-batch" { u64::from(BATCH) } else { 1 };
-    let region = queue_pair.protection_domain().region(4096, Access::LOCAL_WRITE)?;
+    let region = queue_pair.protection_domain().allocate_region(4096, Access::LOCAL_WRITE)?;
     let segment = Segment { addr: region.remote().addr, length: 64, lkey: region.lkey() };
     let (mut list, mut entries) = (queue_pair.raw_send_list(), Completions::new(16));
     let (mut round, mut completed, mut before) = (0, 0, 0);

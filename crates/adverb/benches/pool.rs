@@ -26,7 +26,7 @@ fn main() -> adverb::verbs::Result<()> {
         let (len, rounds) = (number(len), number(rounds));
         for _ in 0..rounds {
             if allocator == "pool" {
-                black_box(pool.alloc(black_box(len))?);
+                black_box(pool.allocate(black_box(len))?);
             } else {
                 black_box(Malloc::new(black_box(len)));
             }
@@ -35,19 +35,19 @@ fn main() -> adverb::verbs::Result<()> {
     }
     println!("{:34} {:>9} {:>9} {:>6}", "allocated and freed", "pool", "malloc", "ratio");
     for len in [64, 1500, 4096, 65536, 1 << 20] {
-        row(&format!("{len} bytes"), || pool.alloc(black_box(len)).expect("memory"), || Malloc::new(len));
+        row(&format!("{len} bytes"), || pool.allocate(black_box(len)).expect("memory"), || Malloc::new(len));
     }
     let mut buffers: Vec<PoolBuf> = Vec::with_capacity(HELD_COUNT);
     let mut blocks: Vec<Malloc> = Vec::with_capacity(HELD_COUNT);
     row(
         "4096 bytes, with 64 held",
-        || replace_one(&mut buffers, || pool.alloc(black_box(4096)).expect("memory")),
+        || replace_one(&mut buffers, || pool.allocate(black_box(4096)).expect("memory")),
         || replace_one(&mut blocks, || Malloc::new(black_box(4096))),
     );
     println!(
         "{:34} {:>9} {:>9}",
         "4096 bytes, freed by another thread",
-        format!("{:.1} ns", nanoseconds(free_on_another_thread(|| pool.alloc(4096).expect("memory")))),
+        format!("{:.1} ns", nanoseconds(free_on_another_thread(|| pool.allocate(4096).expect("memory")))),
         format!("{:.1} ns", nanoseconds(free_on_another_thread(|| Malloc::new(4096)))),
     );
     Ok(())

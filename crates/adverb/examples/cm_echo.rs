@@ -38,7 +38,7 @@ fn main() -> Result<(), Report> {
                 Ok(queue_pair)
             })?;
             let side = side.expect("created with the queue pair");
-            let mut message = connection.queue_pair().protection_domain().buffer(text.len())?;
+            let mut message = connection.queue_pair().protection_domain().allocate_buffer(text.len())?;
             message.copy_from_slice(text.as_bytes());
             side.send(&connection, message)?;
             let answer = side.completions.wait(side.receiving, TIMEOUT)?.into_message()?;
@@ -58,11 +58,11 @@ struct Side {
 
 impl Side {
     fn new(path: &Path) -> Result<(QueuePair, Side), adverb::verbs::Error> {
-        let device = path.device()?;
+        let device = path.open_device()?;
         let domain = device.create_protection_domain()?;
         let completions = device.completion_queue(8).events().create()?;
         let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()?;
-        let receiving = queue_pair.post_recv(domain.buffer(4096)?)?;
+        let receiving = queue_pair.post_recv(domain.allocate_buffer(4096)?)?;
         Ok((queue_pair, Side { completions, receiving }))
     }
 

@@ -21,16 +21,16 @@ fn main() -> Result<(), Report> {
     let (client, client_completions, client_receiving) = queue_pair(&device)?;
     let (server, server_completions, server_receiving) = queue_pair(&device)?;
 
-    let mut request = client.protection_domain().buffer(100)?;
+    let mut request = client.protection_domain().allocate_buffer(100)?;
     request.set_range(0..9)?;
     request.copy_from_slice(b"any news?");
-    let server_destination = client.ud_destination(&server.endpoint(), QKEY)?;
+    let server_destination = client.create_ud_destination(&server.endpoint(), QKEY)?;
     let sent = client.post_send(SendRequest::send(request).destination(&server_destination))?;
     client_completions.wait(sent, TIMEOUT)?.result()?;
 
     let received = server_completions.wait(server_receiving, TIMEOUT)?.into_datagram()?;
     println!("queue pair {} asks: {}", received.source_qpn, String::from_utf8_lossy(&received.message));
-    let destination = received.reply_destination(&server, QKEY)?;
+    let destination = received.create_reply_destination(&server, QKEY)?;
     let mut reply = received.message;
     reply.set_range(0..7)?;
     reply.copy_from_slice(b"not yet");
@@ -54,7 +54,7 @@ fn queue_pair(device: &Device) -> Result<(QueuePair, CompletionQueue, RequestId)
     let completions = device.completion_queue(8).events().create()?;
     let queue_pair =
         domain.queue_pair(Transport::Ud).completion_queue(&completions).depth(4, 4).qkey(QKEY).create()?;
-    let receiving = queue_pair.post_recv(domain.buffer(40 + 4096)?)?;
+    let receiving = queue_pair.post_recv(domain.allocate_buffer(40 + 4096)?)?;
     queue_pair.move_to_rts()?;
     Ok((queue_pair, completions, receiving))
 }

@@ -44,7 +44,7 @@ fn send(address: &str, path: &str) -> Result<(), Report> {
     let connection = connect(address)?;
     let start = Instant::now();
     loop {
-        let mut piece = connection.pool().alloc(PIECE)?;
+        let mut piece = connection.pool().allocate(PIECE)?;
         let len = file.read(&mut piece)?;
         if len == 0 {
             break;

@@ -37,7 +37,7 @@ fn client(page: Option<&str>) -> Outcome<()> {
     // The callback runs on a thread of its own when the first request has failed.
     let (sender, receiver) = mpsc::channel();
     let _flight_recorder = device
-        .record()
+        .recording()
         .capacity(10_000)
         .stop_on_failure()
         .on_stop(move |recording| drop(sender.send(recording)))
@@ -55,7 +55,7 @@ fn client(page: Option<&str>) -> Outcome<()> {
     connect(&queue_pair, &mut BufReader::new(from_peer))?;
 
     for number in 1.. {
-        let message = queue_pair.protection_domain().buffer(64)?;
+        let message = queue_pair.protection_domain().allocate_buffer(64)?;
         let sent = queue_pair.post_send(SendRequest::send(message).tag(number))?;
         let completion = queue_pair.send_completion_queue().wait(sent, TIMEOUT)?;
         if let Err(error) = completion.result() {
@@ -82,7 +82,7 @@ fn peer() -> Outcome<()> {
     let device = SoftDevice::new().open()?;
     let queue_pair = queue_pair(&device)?;
     for _ in 0..16 {
-        queue_pair.post_recv(RecvRequest::new(queue_pair.protection_domain().buffer(64)?))?;
+        queue_pair.post_recv(RecvRequest::new(queue_pair.protection_domain().allocate_buffer(64)?))?;
     }
     connect(&queue_pair, &mut std::io::stdin().lock())?;
     print_endpoint(&mut std::io::stdout(), &queue_pair)?;

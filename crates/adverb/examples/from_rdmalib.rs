@@ -81,13 +81,13 @@ fn run(flags: &Flags) -> Result<(), adverb::Report> {
     // The memory for items. The slots of messages are not part of it.
     let builder = Arena::builder().partitions(1).slab_size(1 << 20);
     let builder = builder.member(cluster.this_member().0.into()).epoch(cluster.epoch());
-    let arena = builder.build(cluster.protection_domains())?;
+    let arena = builder.create(cluster.protection_domains())?;
     arena.allocate_segment(16 << 20, Access::REMOTE_READ)?;
-    let mut draft = arena.alloc(VALUE.len())?;
+    let mut draft = arena.allocate(VALUE.len())?;
     draft.write(0, VALUE)?;
     let item = draft.publish(); // dropping the item frees it
 
-    let mut broker = cluster.broker(0)?;
+    let mut broker = cluster.take_broker(0)?;
     broker.publish(&arena)?;
     println!("server {} at {}", flags.server_id, flags.servers[flags.server_id]);
     match flags.server_id {
@@ -104,7 +104,7 @@ fn request(broker: &mut Broker, server: PeerId) -> Result<(), adverb::Report> {
     let mut is_equal = true;
     while read < REQUEST_COUNT {
         while broker.is_open(server) && sent < REQUEST_COUNT {
-            let mut slot = match broker.send_buf(server) {
+            let mut slot = match broker.allocate_send_buf(server) {
                 Ok(slot) => slot,
                 Err(PostError::WouldBlock { .. }) => break, // the event `Unblocked` follows
                 Err(error) => return Err(error.into()),
@@ -135,7 +135,7 @@ fn request(broker: &mut Broker, server: PeerId) -> Result<(), adverb::Report> {
         }
         for ptr in answers.drain(..) {
             let ptr: RemotePtr = ptr?;
-            let new_buffer = || broker.protection_domain().buffer(VALUE.len());
+            let new_buffer = || broker.protection_domain().allocate_buffer(VALUE.len());
             let buffer = buffers.pop().map_or_else(new_buffer, Ok)?;
             broker.post_read(server, buffer, ptr).map_err(|refused| refused.error)?;
         }

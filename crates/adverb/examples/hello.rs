@@ -32,8 +32,8 @@ fn main() -> Result<(), Report> {
     println!("{} and {} are connected", client.endpoint().gid.ip(), server.endpoint().gid.ip());
 
     // The server posts a receive, and the client a send. Each request owns its buffer until it completes.
-    let receiving = server.post_recv(server.protection_domain().buffer(64)?)?;
-    let mut hello = client.protection_domain().buffer(12)?;
+    let receiving = server.post_recv(server.protection_domain().allocate_buffer(64)?)?;
+    let mut hello = client.protection_domain().allocate_buffer(12)?;
     hello.copy_from_slice(b"hello, world");
     let sending = client.post_send(SendRequest::send(hello))?;
     client.send_completion_queue().wait(sending, TIMEOUT)?.result()?;
@@ -42,17 +42,17 @@ fn main() -> Result<(), Report> {
 
     // The server exposes memory, and gives the client its address and key. From here on the server does nothing.
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-    let table = server.protection_domain().region(4096, access)?;
+    let table = server.protection_domain().allocate_region(4096, access)?;
     table.write(8, b"server's text")?;
     let remote = table.remote();
 
     let reading =
-        client.post_send(SendRequest::read(client.protection_domain().buffer(13)?, remote.at(8)))?;
+        client.post_send(SendRequest::read(client.protection_domain().allocate_buffer(13)?, remote.at(8)))?;
     let read = client.send_completion_queue().wait(reading, TIMEOUT)?.into_message()?;
     println!("the client read “{}” out of the server's memory", str::from_utf8(&read)?);
 
     for _ in 0..3 {
-        let counter = client.protection_domain().buffer(8)?;
+        let counter = client.protection_domain().allocate_buffer(8)?;
         let adding = client.post_send(SendRequest::fetch_add(counter, remote.at(0), 7))?;
         let before = client.send_completion_queue().wait(adding, TIMEOUT)?.into_message()?;
         println!(

@@ -71,7 +71,7 @@ fn messages(address: SocketAddr, count: u32, len: usize) -> Result<(), Report> {
     let connection = net::Connector::new().options(&long_connect_timeout()).connect(address)?;
     let start = Instant::now();
     for _ in 0..count {
-        connection.send(connection.pool().alloc(len)?)?;
+        connection.send(connection.pool().allocate(len)?)?;
     }
     connection.close()?;
     let bytes = f64::from(count) * len as f64;
@@ -211,7 +211,7 @@ struct Side {
 
 impl Side {
     fn new(path: &Path, plan: &Plan) -> adverb::verbs::Result<Side> {
-        let device = path.device()?;
+        let device = path.open_device()?;
         let domain = device.create_protection_domain()?;
         let sends = device.completion_queue(WRITES).events().create()?;
         let receives = device.completion_queue(RECEIVES).events().create()?;
@@ -223,15 +223,15 @@ impl Side {
             .access(Access::REMOTE_WRITE)
             .create()?;
         for _ in 0..RECEIVES {
-            queue_pair.post_recv(domain.buffer(plan.len as usize)?)?;
+            queue_pair.post_recv(domain.allocate_buffer(plan.len as usize)?)?;
         }
         let waits_for_events = plan.kind == EVENTS;
         if waits_for_events {
             sends.arm(ArmFor::Any)?;
             receives.arm(ArmFor::Any)?;
         }
-        let payload = Some(domain.buffer(plan.len as usize)?);
-        let memory = domain.region(plan.len as usize, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let payload = Some(domain.allocate_buffer(plan.len as usize)?);
+        let memory = domain.allocate_region(plan.len as usize, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let (queue_pair, completed) = (Some(queue_pair), Vec::new());
         Ok(Side { queue_pair, sends, receives, waits_for_events, completed, payload, memory })
     }

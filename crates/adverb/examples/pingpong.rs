@@ -140,7 +140,7 @@ impl<'a> Side<'a> {
         let side = Side { options, completions, shared, lanes, domain };
         for _ in 0..RECEIVES {
             let len = if options.transport == Transport::Ud { GRH_LEN } else { 0 } + options.len;
-            side.post_recv(side.domain.buffer(len)?)?;
+            side.post_recv(side.domain.allocate_buffer(len)?)?;
         }
         Ok(side)
     }
@@ -173,7 +173,7 @@ impl<'a> Side<'a> {
         for (lane, theirs) in self.lanes.iter_mut().zip(theirs) {
             if self.options.transport == Transport::Ud {
                 lane.queue_pair.move_to_rts()?;
-                lane.destination = Some(lane.queue_pair.ud_destination(theirs, QKEY)?);
+                lane.destination = Some(lane.queue_pair.create_ud_destination(theirs, QKEY)?);
             } else {
                 // The options of rdma-core's programs.
                 let options = ConnectOptions::new().mtu(mtu).retry_count(7).max_rd_atomic(1);
@@ -217,7 +217,7 @@ impl<'a> Side<'a> {
     }
 
     fn send(&mut self, at: usize) -> Outcome<()> {
-        let mut message = self.domain.buffer(self.options.len)?;
+        let mut message = self.domain.allocate_buffer(self.options.len)?;
         (0..).zip(&mut message[..]).for_each(|(index, byte)| *byte = ours(index));
         let lane = &mut self.lanes[at];
         let request = SendRequest::send(message).tag(at as u64);

@@ -27,7 +27,7 @@ fn main() -> Result<(), Report> {
     left.queue_pair.connect(&right.queue_pair.endpoint())?;
     right.queue_pair.connect(&left.queue_pair.endpoint())?;
 
-    let mut payload = domain.buffer(64)?;
+    let mut payload = domain.allocate_buffer(64)?;
     let start = Instant::now();
     for round in 0..ROUNDS {
         payload[..4].copy_from_slice(&round.to_le_bytes());
@@ -55,7 +55,7 @@ impl Side {
         let queue_pair =
             domain.queue_pair(Transport::Rc).completion_queue(&completions).depth(4, 4).create()?;
         // The receive of the first message must be posted before the peer sends.
-        let receiving = queue_pair.post_recv(domain.buffer(64)?)?;
+        let receiving = queue_pair.post_recv(domain.allocate_buffer(64)?)?;
         Ok(Side { queue_pair, completions, receiving })
     }
 

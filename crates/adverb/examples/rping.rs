@@ -101,7 +101,7 @@ fn serve(options: &Options) -> Outcome<usize> {
     let mut rounds = 0;
     while options.count.is_none_or(|count| rounds < count) {
         let Some(source) = side.next_buffer(&connection)? else { break };
-        let text = side.domain.buffer(source.length.min(options.size))?;
+        let text = side.domain.allocate_buffer(source.length.min(options.size))?;
         let read = side.post(&connection, SendRequest::read(text, source.addr))?;
         read.result()?;
         let text = read.into_buffer().ok_or("the READ returned no buffer")?;
@@ -140,8 +140,8 @@ fn run_client(options: &Options) -> Outcome<usize> {
     println!("{}", connection.path());
     let mut side = side.expect("created with the queue pair");
     let size = options.size;
-    let source = side.domain.region(size, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
-    let sink = side.domain.region(size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    let source = side.domain.allocate_region(size, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+    let sink = side.domain.allocate_region(size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let rounds = options.count.unwrap_or(10);
     for round in 0..rounds {
         let text = text(round, size);
@@ -211,11 +211,11 @@ struct Side {
 
 impl Side {
     fn new(path: &Path) -> Result<(QueuePair, Side), adverb::verbs::Error> {
-        let device = path.device()?;
+        let device = path.open_device()?;
         let domain = device.create_protection_domain()?;
         let completions = device.completion_queue(16).events().create()?;
         let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()?;
-        let receiving = queue_pair.post_recv(domain.buffer(MESSAGE_LEN)?)?;
+        let receiving = queue_pair.post_recv(domain.allocate_buffer(MESSAGE_LEN)?)?;
         Ok((queue_pair, Side { domain, completions, receiving }))
     }
 
@@ -225,7 +225,7 @@ impl Side {
     }
 
     fn send(&self, connection: &Connection, message: &[u8; MESSAGE_LEN]) -> Outcome<()> {
-        let mut buffer = self.domain.buffer(MESSAGE_LEN)?;
+        let mut buffer = self.domain.allocate_buffer(MESSAGE_LEN)?;
         buffer.copy_from_slice(message);
         self.post(connection, SendRequest::send(buffer))?.result()?;
         Ok(())
@@ -246,7 +246,8 @@ impl Side {
                 Err(error) => return Err(error.into()),
                 Ok(completion) => {
                     let message = completion.into_message()?.to_vec();
-                    self.receiving = connection.queue_pair().post_recv(self.domain.buffer(MESSAGE_LEN)?)?;
+                    self.receiving =
+                        connection.queue_pair().post_recv(self.domain.allocate_buffer(MESSAGE_LEN)?)?;
                     return Ok(Some(message));
                 }
             }

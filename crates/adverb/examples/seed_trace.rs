@@ -27,7 +27,8 @@ fn main() -> Result<(), Report> {
     let server = SoftDevice::on_switch(&switch, "192.168.1.20".parse()?).open()?;
 
     // Both ends are recorded, with the first 64 bytes of each payload.
-    let recordings = [client.record().payload_limit(64).start()?, server.record().payload_limit(64).start()?];
+    let recordings =
+        [client.recording().payload_limit(64).start()?, server.recording().payload_limit(64).start()?];
     run_requests(&client, &server)?;
     let trace = Trace::new(recordings.map(ActiveRecording::stop));
 
@@ -56,16 +57,17 @@ fn run_requests(client: &Device, server: &Device) -> Result<(), Report> {
     server.connect(&client.endpoint())?;
     let domain = client.protection_domain();
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-    let table = server.protection_domain().region(16384, access)?;
+    let table = server.protection_domain().allocate_region(16384, access)?;
     let remote = table.remote();
 
     // RECEIVE: the server posts a buffer, and requests a notification of the next solicited message.
-    let receiving = server.post_recv(RecvRequest::new(server.protection_domain().buffer(1024)?).tag(5))?;
+    let receiving =
+        server.post_recv(RecvRequest::new(server.protection_domain().allocate_buffer(1024)?).tag(5))?;
     server.recv_completion_queue().arm(ArmFor::Solicited)?;
 
     let completion = |id| client.send_completion_queue().wait(id, TIMEOUT);
     let filled = |len: usize| -> adverb::Result<_> {
-        let mut buffer = domain.buffer(len)?;
+        let mut buffer = domain.allocate_buffer(len)?;
         buffer
             .iter_mut()
             .zip(b"RDMA without hardware. ".iter().cycle())
@@ -84,10 +86,10 @@ fn run_requests(client: &Device, server: &Device) -> Result<(), Report> {
     let write = client.post_send(SendRequest::write(filled(4096)?, remote.at(0)).tag(2))?;
     completion(write)?.result()?;
     // RDMA READ
-    let read = client.post_send(SendRequest::read(domain.buffer(1024)?, remote.at(4096)).tag(3))?;
+    let read = client.post_send(SendRequest::read(domain.allocate_buffer(1024)?, remote.at(4096)).tag(3))?;
     completion(read)?.result()?;
     // ATOMIC
-    let swap = SendRequest::compare_swap(domain.buffer(8)?, remote.at(8192), 0, 1).tag(4);
+    let swap = SendRequest::compare_swap(domain.allocate_buffer(8)?, remote.at(8192), 0, 1).tag(4);
     completion(client.post_send(swap)?)?.result()?;
     // Error: the server's memory has another key. The queue pair moves to the error state.
     let mut wrong = remote.at(0);

@@ -40,7 +40,7 @@ impl End {
     }
 
     fn buffers(&self, length: usize) -> Vec<Buffer> {
-        (0..DEPTH).map(|_| self.domain.buffer(length).unwrap()).collect()
+        (0..DEPTH).map(|_| self.domain.allocate_buffer(length).unwrap()).collect()
     }
 }
 
@@ -100,13 +100,13 @@ fn messages_allocate_nothing_after_a_warm_up() {
             one.queue_pair.connect(&other.queue_pair.endpoint()).unwrap();
             other.queue_pair.connect(&one.queue_pair.endpoint()).unwrap();
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-            let region = other.domain.region(length, access).unwrap();
+            let region = other.domain.allocate_region(length, access).unwrap();
             let (mut ours, mut theirs) = (one.buffers(length), other.buffers(length));
             for (kind, region) in [("SENDs", None), ("WRITEs", Some(&region))] {
                 counting::assert_no_allocations(&format!("{name}, {kind} of {length} bytes"), 0, || {
                     run((&mut one, &mut ours), (&mut other, &mut theirs), region);
                 });
-                let active = [&one, &other].map(|end| end.cq.device().record().payload_limit(64).start());
+                let active = [&one, &other].map(|end| end.cq.device().recording().payload_limit(64).start());
                 counting::assert_no_allocations(
                     &format!("{name}, {kind} of {length} bytes, recorded"),
                     0,

@@ -15,13 +15,13 @@ const SLABS: usize = 16;
 #[test]
 fn allocating_and_freeing_items_allocates_no_other_memory() {
     let domain = SoftDevice::loopback().open().unwrap().create_protection_domain().unwrap();
-    let arena = Arena::builder().slab_size(SLAB_SIZE).partitions(2).build(&[domain]).unwrap();
+    let arena = Arena::builder().slab_size(SLAB_SIZE).partitions(2).create(&[domain]).unwrap();
     arena.allocate_segment(SLABS * SLAB_SIZE, Access::REMOTE_READ).unwrap();
     let mut held: Vec<Draft> = Vec::with_capacity(SLABS * SLAB_SIZE / 64);
     counting::assert_no_allocations("items of all sizes", 0, || {
         for len in [1, 64, 100, 1000, 5000, 30_000, SLAB_SIZE] {
             // The whole arena, in slots of one size, from both partitions.
-            while let Ok(draft) = arena.alloc_in(held.len(), len) {
+            while let Ok(draft) = arena.allocate_in(held.len(), len) {
                 held.push(draft);
             }
             assert!(held.len() >= SLABS);

@@ -49,9 +49,9 @@ fn messages_and_transfers_allocate_nothing_after_a_warm_up() {
     });
 
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
-    let region = domain.region(4096, access).unwrap();
+    let region = domain.allocate_region(4096, access).unwrap();
     let remote = RemoteRange { epoch: 2, memory: region.remote() };
-    let mut buffers: Vec<Payload> = (0..16).map(|_| domain.buffer(64).unwrap().into()).collect();
+    let mut buffers: Vec<Payload> = (0..16).map(|_| domain.allocate_buffer(64).unwrap().into()).collect();
     let mut batch = Vec::with_capacity(2);
     counting::assert_no_allocations("1000 READs, WRITEs and batches", 4, || {
         let mut completed = 0;

@@ -113,7 +113,7 @@ fn both_members_report_that_their_lists_differ() {
     let listeners = listeners();
     let a = builder(&listeners, &NAMES[..2], 0).join("a").unwrap();
     let b = builder(&listeners, &NAMES, 1).join("b").unwrap();
-    let (mut broker_a, mut broker_b) = (a.broker(0).unwrap(), b.broker(0).unwrap());
+    let (mut broker_a, mut broker_b) = (a.take_broker(0).unwrap(), b.take_broker(0).unwrap());
     let differ = |error: &Option<EstablishError>| matches!(error, Some(EstablishError::ListsDiffer { .. }));
     poll_until(&mut [&mut broker_a, &mut broker_b], || {
         differ(&last_error(&a, 1)) && differ(&last_error(&b, 0))
@@ -130,7 +130,7 @@ fn a_member_with_another_key_or_slot_size_is_told_apart() {
     let (listeners, key) = (listeners(), Key::random().unwrap());
     let a = builder(&listeners, &NAMES[..2], 0).key(&key).join("a").unwrap();
     let b = builder(&listeners, &NAMES[..2], 1).join("b").unwrap();
-    let (mut broker_a, mut broker_b) = (a.broker(0).unwrap(), b.broker(0).unwrap());
+    let (mut broker_a, mut broker_b) = (a.take_broker(0).unwrap(), b.take_broker(0).unwrap());
     let is_refused = |error| matches!(error, Some(EstablishError::Authentication { .. }));
     poll_until(&mut [&mut broker_a, &mut broker_b], || {
         is_refused(last_error(&a, 1)) && is_refused(last_error(&b, 0))
@@ -141,7 +141,7 @@ fn a_member_with_another_key_or_slot_size_is_told_apart() {
 
     let config = BrokerConfig { slot_size: 8192, ..BrokerConfig::default() };
     let b = builder(&listeners, &NAMES[..2], 1).key(&key).config(config).join("b").unwrap();
-    let mut broker_b = b.broker(0).unwrap();
+    let mut broker_b = b.take_broker(0).unwrap();
     let sizes = |error| match error {
         Some(EstablishError::Broker { source, .. }) => match *source {
             BrokerError::SlotSizeMismatch { local, remote, .. } => Some((local, remote)),
@@ -166,7 +166,7 @@ fn a_member_that_does_not_run_is_unreachable() {
         .unwrap();
     // The listener's port is free from now on, so connections are refused.
     drop(listeners);
-    let mut broker = b.broker(0).unwrap();
+    let mut broker = b.take_broker(0).unwrap();
     poll_until(&mut [&mut broker], || last_error(&b, 0).is_some());
     let error = last_error(&b, 0).unwrap();
     show("member not running", &error, error.hint().as_deref());
@@ -184,7 +184,7 @@ fn a_run_with_an_epoch_in_the_past_learns_the_newer_epoch() {
         builder.join(NAMES[this]).unwrap()
     };
     let (a, b) = (join(0, 1), join(1, 5));
-    let (mut broker_a, mut broker_b) = (a.broker(0).unwrap(), b.broker(0).unwrap());
+    let (mut broker_a, mut broker_b) = (a.take_broker(0).unwrap(), b.take_broker(0).unwrap());
     let is_open = || a.status(PeerId(1)).unwrap().open_session_count == 1;
     poll_until(&mut [&mut broker_a, &mut broker_b], is_open);
     assert!(last_error(&a, 1).is_none(), "an open session has no error");
@@ -197,7 +197,7 @@ fn a_run_with_an_epoch_in_the_past_learns_the_newer_epoch() {
     }
     // The clock of the host went back before this run started.
     let restarted = join(1, 4);
-    let mut broker = restarted.broker(0).unwrap();
+    let mut broker = restarted.take_broker(0).unwrap();
     let stale = |error| matches!(error, Some(EstablishError::StaleEpoch { epoch: 4, newest: 5, .. }));
     poll_until(&mut [&mut broker_a, &mut broker_b, &mut broker], || stale(last_error(&restarted, 0)));
     let error = last_error(&restarted, 0).unwrap();
@@ -264,7 +264,7 @@ fn runs_as_a_member_that_is_killed() {
     let addrs = addrs.split(' ').chain(["127.0.0.1:0"]);
     let members = NAMES.iter().zip(addrs).map(|(name, addr)| Member::new(*name, addr));
     let cluster = members.fold(Cluster::builder(), ClusterBuilder::member).join("c").unwrap();
-    let mut caller = Caller::new(cluster.broker(0).unwrap());
+    let mut caller = Caller::new(cluster.take_broker(0).unwrap());
     caller.poll_until(|caller| [0, 1].iter().all(|peer| caller.rpc.broker().is_open(PeerId(*peer))));
     println!("{READY}");
     loop {
@@ -283,7 +283,7 @@ fn only_the_calls_to_a_dead_member_fail() {
     let is_over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let mut server = Caller::new(b.broker(0).unwrap());
+            let mut server = Caller::new(b.take_broker(0).unwrap());
             server.poll_until(|_| is_over.load(Ordering::Acquire));
         });
         let addrs = [0, 1].map(|member: usize| listeners[member].local_addr().unwrap().to_string()).join(" ");
@@ -292,7 +292,7 @@ fn only_the_calls_to_a_dead_member_fail() {
         let mut child = program.stdout(Stdio::piped()).spawn().unwrap();
 
         let (to_b, to_c) = (PeerId(1), PeerId(2));
-        let mut caller = Caller::new(a.broker(0).unwrap());
+        let mut caller = Caller::new(a.take_broker(0).unwrap());
         caller.poll_until(|caller| [to_b, to_c].iter().all(|peer| caller.rpc.broker().is_open(*peer)));
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap().contains(READY)));
@@ -337,11 +337,11 @@ fn a_call_that_timed_out_may_have_been_executed() {
     let is_over = AtomicBool::new(false);
     let executed = std::thread::scope(|scope| {
         let server = scope.spawn(|| {
-            let mut server = Caller::new(b.broker(0).unwrap());
+            let mut server = Caller::new(b.take_broker(0).unwrap());
             server.poll_until(|server| !server.kept.is_empty() && is_over.load(Ordering::Acquire));
             server.kept.len()
         });
-        let mut caller = Caller::new(a.broker(0).unwrap());
+        let mut caller = Caller::new(a.take_broker(0).unwrap());
         caller.poll_until(|caller| caller.rpc.broker().is_open(peer));
         let error = caller.call(peer, KEEP, Some(Duration::from_millis(50))).unwrap_err();
         show("30 a call timed out", &error, error.hint());
@@ -361,7 +361,7 @@ async fn a_task_learns_whether_its_call_was_executed() {
 
     let listeners = listeners();
     let b = builder(&listeners, &NAMES[..2], 1).join("b").unwrap();
-    let rpc = Rpc::new(b.broker(0).unwrap(), RpcConfig::default()).unwrap();
+    let rpc = Rpc::new(b.take_broker(0).unwrap(), RpcConfig::default()).unwrap();
     let mut rpc = AsyncRpc::new(rpc).unwrap();
     let caller = rpc.caller();
     let task = tokio::spawn(async move { rpc.run(|_, _| ()).await });

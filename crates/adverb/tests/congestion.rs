@@ -117,7 +117,7 @@ impl End {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let builder = domain.queue_pair(Transport::Rc).completion_queue(&completions).access(access);
         let queue_pair = builder.depth(32, 1).traffic(traffic).create().unwrap();
-        End { queue_pair, completions, memory: domain.region(LENGTH, access).unwrap() }
+        End { queue_pair, completions, memory: domain.allocate_region(LENGTH, access).unwrap() }
     }
 
     /// Posts a WRITE of `length` bytes.

@@ -129,8 +129,8 @@ impl End {
 
     /// Sends a message of `byte`s, and checks that it arrives.
     fn send(&self, to: &End, byte: u8) -> Result<()> {
-        let receive = to.queue_pair.post_recv(to.domain.buffer(LEN)?)?;
-        let mut message = self.domain.buffer(LEN)?;
+        let receive = to.queue_pair.post_recv(to.domain.allocate_buffer(LEN)?)?;
+        let mut message = self.domain.allocate_buffer(LEN)?;
         message.fill(byte);
         let send = self.queue_pair.post_send(SendRequest::send(message))?;
         self.completions.wait(send, TIMEOUT)?.result()?;
@@ -154,9 +154,9 @@ impl Foreign {
 
     /// Returns payloads of every kind of memory, alone and after memory of the queue's own domain.
     fn payloads(&self, own: &ProtectionDomain) -> Vec<Payload> {
-        let own = || PayloadSegment::Buffer(own.buffer(LEN).unwrap());
-        let buffer = || self.region.protection_domain().buffer(LEN).unwrap();
-        let pooled = || self.pool.alloc(LEN).unwrap();
+        let own = || PayloadSegment::Buffer(own.allocate_buffer(LEN).unwrap());
+        let buffer = || self.region.protection_domain().allocate_buffer(LEN).unwrap();
+        let pooled = || self.pool.allocate(LEN).unwrap();
         vec![
             self.slice().into(),
             buffer().into(),
@@ -210,7 +210,7 @@ fn check_every_path(own: &ProtectionDomain, foreign: &Foreign) -> Result<()> {
             requests.into_iter().fold(payload, |payload, request| {
                 let rejected = foreign.check_rejected(left.queue_pair.post_send(request(payload)), own, 1);
                 let batch = [
-                    SendRequest::send(own.buffer(LEN).unwrap()),
+                    SendRequest::send(own.allocate_buffer(LEN).unwrap()),
                     request(rejected.into_iter().next().unwrap().into_payload()),
                 ];
                 let rejected = foreign.check_rejected(left.queue_pair.post_sends(batch), own, 2);
@@ -219,7 +219,7 @@ fn check_every_path(own: &ProtectionDomain, foreign: &Foreign) -> Result<()> {
         };
         let recv = RecvRequest::new(payload);
         let mut rejected = foreign.check_rejected(right.queue_pair.post_recv(recv), own, 1);
-        let batch = [RecvRequest::new(own.buffer(LEN)?), rejected.remove(0)];
+        let batch = [RecvRequest::new(own.allocate_buffer(LEN)?), rejected.remove(0)];
         let mut rejected = foreign.check_rejected(right.queue_pair.post_recvs(batch), own, 2);
         foreign.check_rejected(shared.post_recv(rejected.remove(1)), own, 1);
     }
@@ -239,8 +239,8 @@ fn check_every_path(own: &ProtectionDomain, foreign: &Foreign) -> Result<()> {
     check_other_transports(own, foreign)?;
     check_windows(&left, foreign)?;
     // Inline data is copied when the request is posted, so it may be of any domain.
-    let receive = right.queue_pair.post_recv(own.buffer(LEN)?)?;
-    let mut message = foreign.region.protection_domain().buffer(5)?;
+    let receive = right.queue_pair.post_recv(own.allocate_buffer(LEN)?)?;
+    let mut message = foreign.region.protection_domain().allocate_buffer(5)?;
     message.copy_from_slice(b"hello");
     let send = left.queue_pair.post_send(SendRequest::send(message).inline())?;
     left.completions.wait(send, TIMEOUT)?.result()?;
@@ -253,7 +253,7 @@ fn check_every_path(own: &ProtectionDomain, foreign: &Foreign) -> Result<()> {
 fn check_scopes(end: &mut End, foreign: &Foreign) -> Result<()> {
     let own = end.domain.clone();
     let mut buffers: Vec<Buffer> =
-        (0..5).map(|_| foreign.region.protection_domain().buffer(LEN)).collect::<Result<_>>()?;
+        (0..5).map(|_| foreign.region.protection_domain().allocate_buffer(LEN)).collect::<Result<_>>()?;
     let [a, b, c, d, e] = &mut buffers[..] else { unreachable!("there are five") };
     end.queue_pair.scope(TIMEOUT, |scope| {
         for posted in [
@@ -274,10 +274,10 @@ fn check_other_transports(own: &ProtectionDomain, foreign: &Foreign) -> Result<(
     foreign.check_rejected(right.queue_pair.post_recv(RecvRequest::new(foreign.slice())), own, 1);
     let datagrams = End::new(own, Transport::Ud)?;
     datagrams.queue_pair.move_to_rts()?;
-    let destination = datagrams.queue_pair.ud_destination(&datagrams.queue_pair.endpoint(), QKEY)?;
+    let destination = datagrams.queue_pair.create_ud_destination(&datagrams.queue_pair.endpoint(), QKEY)?;
     let request = SendRequest::send(foreign.slice()).destination(&destination);
     foreign.check_rejected(datagrams.queue_pair.post_send(request), own, 1);
-    let buffer = foreign.region.protection_domain().buffer(8192)?;
+    let buffer = foreign.region.protection_domain().allocate_buffer(8192)?;
     foreign.check_rejected(datagrams.queue_pair.post_recv(buffer), own, 1);
     Ok(())
 }
@@ -289,10 +289,10 @@ fn check_windows(end: &End, foreign: &Foreign) -> Result<()> {
     {
         return Ok(());
     }
-    let bind = SendRequest::bind(end.domain.memory_window()?, foreign.slice(), Access::REMOTE_READ);
+    let bind = SendRequest::bind(end.domain.create_memory_window()?, foreign.slice(), Access::REMOTE_READ);
     foreign.check_rejected(end.queue_pair.post_send(bind), &end.domain, 1);
-    let region = end.domain.region(LEN, Access::LOCAL_WRITE | Access::WINDOW_BIND)?;
-    let bind = SendRequest::bind(theirs.memory_window()?, region.slice(0..LEN)?, Access::REMOTE_READ);
+    let region = end.domain.allocate_region(LEN, Access::LOCAL_WRITE | Access::WINDOW_BIND)?;
+    let bind = SendRequest::bind(theirs.create_memory_window()?, region.slice(0..LEN)?, Access::REMOTE_READ);
     foreign.check_rejected(end.queue_pair.post_send(bind), &end.domain, 1);
     Ok(())
 }
@@ -331,7 +331,7 @@ fn a_borrowed_buffer_doesnt_change_if_another_devices_buffer_has_its_key() -> Re
 fn memory_of_another_domain_of_the_device_is_rejected() -> Result<()> {
     let Some((device, _)) = devices() else { return Ok(()) };
     let (own, theirs) = (device.create_protection_domain()?, device.create_protection_domain()?);
-    let region = theirs.region(LEN, Access::LOCAL_WRITE | Access::WINDOW_BIND)?;
+    let region = theirs.allocate_region(LEN, Access::LOCAL_WRITE | Access::WINDOW_BIND)?;
     check_every_path(&own, &Foreign { region, pool: Pool::new(&theirs) })
 }
 
@@ -341,8 +341,8 @@ fn a_raw_request_with_the_key_of_another_domain_of_the_device_fails() -> Result<
     let Some((device, _)) = devices() else { return Ok(()) };
     let (own, theirs) = (device.create_protection_domain()?, device.create_protection_domain()?);
     let (left, right) = End::pair(&own, Transport::Rc)?;
-    right.queue_pair.post_recv(own.buffer(LEN)?)?;
-    let region = theirs.region(LEN, Access::LOCAL_WRITE)?;
+    right.queue_pair.post_recv(own.allocate_buffer(LEN)?)?;
+    let region = theirs.allocate_region(LEN, Access::LOCAL_WRITE)?;
     let segment = Segment { addr: region.remote().addr, length: LEN as u32, lkey: region.lkey() };
     let (mut list, mut completions) = (left.queue_pair.raw_send_list(), Completions::new(1));
     list.add(7, SendOperation::Send, SendFlags::SIGNALED, &[segment]);

@@ -31,7 +31,7 @@ impl End {
     }
 
     fn write(&self, bytes: &[u8], memory: RemoteMemory) -> SendRequest {
-        let mut buffer = self.domain.buffer(bytes.len()).unwrap();
+        let mut buffer = self.domain.allocate_buffer(bytes.len()).unwrap();
         buffer.copy_from_slice(bytes);
         SendRequest::write(buffer, memory.at(0))
     }
@@ -88,7 +88,7 @@ fn post(end: &End, requests: Vec<SendRequest>) -> Vec<CompletedOperation> {
 fn a_batch_of_writes_flushes_and_atomic_writes_completes_in_order() {
     for (link, one, other) in links() {
         let (one, other) = pair(&one, &other);
-        let region = other.domain.region(4096, FLUSHABLE).unwrap();
+        let region = other.domain.allocate_region(4096, FLUSHABLE).unwrap();
         let remote = region.remote();
         for round in 0..20u8 {
             let requests = vec![
@@ -124,7 +124,7 @@ fn content(region: &MemoryRegion) -> Vec<u8> {
 fn an_atomic_write_is_seen_as_a_word_by_the_owner() {
     for (link, one, other) in links() {
         let (one, other) = pair(&one, &other);
-        let region = other.domain.region(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        let region = other.domain.allocate_region(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
         for value in [1, u64::MAX, 0x0102_0304_0506_0708] {
             let request = SendRequest::atomic_write(value.to_ne_bytes(), region.remote().at(8));
             assert_eq!(post(&one, vec![request]), [CompletedOperation::AtomicWrite], "{link}");
@@ -137,7 +137,7 @@ fn an_atomic_write_is_seen_as_a_word_by_the_owner() {
 fn a_flush_of_memory_without_flush_access_fails() {
     for (link, one, other) in links() {
         let (one, other) = pair(&one, &other);
-        let region = other.domain.region(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        let region = other.domain.allocate_region(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
         one.queue_pair.post_send(SendRequest::flush(region.remote(), FlushPlacement::GLOBAL)).unwrap();
         let failure = one.completions(1)[0].outcome().unwrap_err();
         // The only NAK may be lost.
@@ -152,7 +152,7 @@ fn a_flush_of_memory_without_flush_access_fails() {
 fn a_batch_with_an_unsupported_flush_posts_nothing_and_returns_every_request() {
     let device = SoftDevice::loopback().open().unwrap();
     let (one, other) = pair(&device, &device);
-    let region = other.domain.region(64, FLUSHABLE).unwrap();
+    let region = other.domain.allocate_region(64, FLUSHABLE).unwrap();
     let remote = region.remote();
     let rejected = one
         .queue_pair
@@ -180,7 +180,7 @@ fn registering_memory_with_persistent_flush_access_fails() {
     let attributes = device.attributes();
     assert!(attributes.has_atomic_write && attributes.flush.global && !attributes.flush.persistent);
     let domain = device.create_protection_domain().unwrap();
-    let error = domain.region(64, FLUSHABLE | Access::FLUSH_PERSISTENT).unwrap_err();
+    let error = domain.allocate_region(64, FLUSHABLE | Access::FLUSH_PERSISTENT).unwrap_err();
     assert!(matches!(error, Error::Unsupported { .. }), "{error}");
     assert!(error.to_string().ends_with(" does not support FLUSH to persistence"), "{error}");
 }

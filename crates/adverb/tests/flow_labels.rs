@@ -43,7 +43,7 @@ fn datagrams_leave_from_the_ports_of_their_flow_labels() {
     for label in labels() {
         let traffic = Traffic::new().flow_label(label);
         let remote = receiver.queue_pair.endpoint();
-        let destination = sender.queue_pair.ud_destination_with(&remote, QKEY, traffic).unwrap();
+        let destination = sender.queue_pair.create_ud_destination_with(&remote, QKEY, traffic).unwrap();
         assert_eq!(destination.address_handle.source_port(), Some(port_of(label)), "label {label:#x}");
         sender
             .send(&receiver, |message| SendRequest::send_with_imm(message, label).destination(&destination));
@@ -116,7 +116,8 @@ fn without_a_flow_label_datagrams_and_connections_share_the_permanent_ports() {
     let sender = End::new(&device, Transport::Ud, Traffic::new());
     let datagram_ports: BTreeSet<u16> = (1..=64)
         .map(|host| {
-            let handle = sender.queue_pair.address_handle(Ipv4Addr::new(127, 1, 2, host).into()).unwrap();
+            let handle =
+                sender.queue_pair.create_address_handle(Ipv4Addr::new(127, 1, 2, host).into()).unwrap();
             handle.source_port().unwrap()
         })
         .collect();
@@ -137,13 +138,13 @@ fn a_port_stays_open_while_a_queue_pair_or_an_address_handle_uses_it() {
     let end = End::new(&device, Transport::Rc, traffic(connection));
     end.queue_pair.connect(&End::new(&device, Transport::Rc, Traffic::new()).queue_pair.endpoint()).unwrap();
     let keeper = End::new(&device, Transport::Ud, Traffic::new());
-    let kept = keeper.queue_pair.address_handle_with(address(1), traffic(handle)).unwrap();
+    let kept = keeper.queue_pair.create_address_handle_with(address(1), traffic(handle)).unwrap();
     let fill = |others: u32| {
         let datagrams = End::new(&device, Transport::Ud, Traffic::new());
         let handles: Vec<_> = (0..300)
             .map(|number| {
                 let label = others + number;
-                (label, datagrams.queue_pair.address_handle_with(address(1), traffic(label)).unwrap())
+                (label, datagrams.queue_pair.create_address_handle_with(address(1), traffic(label)).unwrap())
             })
             .collect();
         handles.iter().filter(|(label, handle)| handle.source_port() == Some(port_of(*label))).count()
@@ -164,7 +165,7 @@ fn any_number_of_flow_labels_can_be_used_one_after_the_other() {
     let end = End::new(&device, Transport::Ud, Traffic::new());
     for label in 0x3000..0x3000 + 400 {
         let traffic = Traffic::new().flow_label(label);
-        let handle = end.queue_pair.address_handle_with(address(1), traffic).unwrap();
+        let handle = end.queue_pair.create_address_handle_with(address(1), traffic).unwrap();
         assert_eq!(handle.source_port(), Some(port_of(label)), "label {label:#x}");
     }
 }
@@ -173,7 +174,7 @@ fn any_number_of_flow_labels_can_be_used_one_after_the_other() {
 fn on_a_switch_every_flow_label_has_its_port() {
     let device = SoftDevice::on_switch(&Switch::default(), "10.0.0.1".parse().unwrap()).open().unwrap();
     let sender = End::new(&device, Transport::Ud, Traffic::new().flow_label(0xf_ffff));
-    let handle = sender.queue_pair.address_handle("10.0.0.2".parse().unwrap()).unwrap();
+    let handle = sender.queue_pair.create_address_handle("10.0.0.2".parse().unwrap()).unwrap();
     assert_eq!(handle.source_port(), Some(0xffc0), "the queue pair's label");
 }
 
@@ -184,7 +185,7 @@ fn a_device_that_shares_its_address_sends_from_its_own_port() {
     assert_ne!(own.port(), 4791);
     let sender = End::new(&other, Transport::Ud, Traffic::new());
     let traffic = Traffic::new().flow_label(0x3123);
-    let handle = sender.queue_pair.address_handle_with(address(1), traffic).unwrap();
+    let handle = sender.queue_pair.create_address_handle_with(address(1), traffic).unwrap();
     assert_eq!(handle.source_port(), Some(own.port()));
 }
 
@@ -210,7 +211,7 @@ impl End {
     /// Sends a message, and waits until it has arrived.
     fn send(&self, receiver: &End, request: impl FnOnce(adverb::memory::Buffer) -> SendRequest) {
         let [message, receive_buffer] = [(self, 20), (receiver, 40 + 4096)]
-            .map(|(end, length)| end.queue_pair.protection_domain().buffer(length).unwrap());
+            .map(|(end, length)| end.queue_pair.protection_domain().allocate_buffer(length).unwrap());
         let receiving = receiver.queue_pair.post_recv(receive_buffer).unwrap();
         let sending = self.queue_pair.post_send(request(message)).unwrap();
         self.completions.wait(sending, TIMEOUT).unwrap().result().unwrap();

@@ -69,12 +69,12 @@ fn a_region_with_remote_access_or_other_handles_doesnt_become_a_buffer() -> Resu
     for remote_access in
         [Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC, Access::WINDOW_BIND]
     {
-        match domain.region(4096, access | remote_access) {
+        match domain.allocate_region(4096, access | remote_access) {
             Ok(region) => assert!(region.into_buffer().is_err(), "{remote_access:?}"),
             Err(error) => println!("{remote_access:?}: {error}"),
         }
     }
-    let region = domain.region(4096, access)?;
+    let region = domain.allocate_region(4096, access)?;
     let another = region.clone();
     let region = region.into_buffer().expect_err("another handle exists");
     let slice = another.slice(0..8)?;
@@ -121,8 +121,8 @@ fn objects_of_two_devices_cant_be_combined() -> Result<()> {
     let (left, right) = (Side::new(&device, Transport::Ud)?, Side::new(&other, Transport::Ud)?);
     left.queue_pair.move_to_rts()?;
     right.queue_pair.move_to_rts()?;
-    let destination = right.queue_pair.ud_destination(&left.queue_pair.endpoint(), QKEY)?;
-    let request = SendRequest::send(left.domain.buffer(8)?).destination(&destination);
+    let destination = right.queue_pair.create_ud_destination(&left.queue_pair.endpoint(), QKEY)?;
+    let request = SendRequest::send(left.domain.allocate_buffer(8)?).destination(&destination);
     assert!(is_rejected(left.queue_pair.post_send(request)));
     Ok(())
 }
@@ -134,11 +134,11 @@ fn objects_may_be_dropped_in_any_order_with_requests_in_flight() -> Result<()> {
         let (left, right) = connected(&device)?;
         for side in [&left, &right] {
             for _ in 0..8 {
-                side.queue_pair.post_recv(side.domain.buffer(4096)?)?;
+                side.queue_pair.post_recv(side.domain.allocate_buffer(4096)?)?;
             }
         }
         for _ in 0..8 {
-            left.queue_pair.post_send(SendRequest::send(left.domain.buffer(4096)?).unsignaled())?;
+            left.queue_pair.post_send(SendRequest::send(left.domain.allocate_buffer(4096)?).unsignaled())?;
         }
         let Side { domain, completions, queue_pair } = left;
         let mut objects: Vec<Box<dyn std::any::Any>> =
@@ -159,8 +159,8 @@ fn a_completion_of_a_destroyed_queue_pair_is_not_attributed_to_another() -> Resu
     let sender = Side::new(&device, Transport::Rc)?;
     let receiver = Side::with(&device, Transport::Rc, completions.clone())?;
     connect(&sender, &receiver)?;
-    receiver.queue_pair.post_recv(receiver.domain.buffer(64)?)?;
-    let sent = sender.queue_pair.post_send(SendRequest::send(sender.domain.buffer(64)?))?;
+    receiver.queue_pair.post_recv(receiver.domain.allocate_buffer(64)?)?;
+    let sent = sender.queue_pair.post_send(SendRequest::send(sender.domain.allocate_buffer(64)?))?;
     sender.completions.wait(sent, TIMEOUT)?.result()?;
     // The receiver's completion is in the queue now, or soon will be, and isn't polled.
     drop(receiver);
@@ -171,7 +171,7 @@ fn a_completion_of_a_destroyed_queue_pair_is_not_attributed_to_another() -> Resu
         let builder = domain.queue_pair(Transport::Rc).completion_queue(&completions);
         let queue_pair = builder.depth(16, 16).create()?;
         if round == 1024 {
-            queue_pair.post_recv(domain.buffer(64)?)?;
+            queue_pair.post_recv(domain.allocate_buffer(64)?)?;
             completions.poll(&mut out)?;
             assert!(out.is_empty(), "{out:?} for a request that did not complete");
         }
@@ -185,15 +185,15 @@ fn the_iterator_of_a_batch_may_poll_and_post() -> Result<()> {
     let Some(device) = device() else { return Ok(()) };
     let (left, right) = connected(&device)?;
     let mut out = Vec::new();
-    let buffers: Vec<Buffer> = (0..4).map(|_| right.domain.buffer(64)).collect::<Result<_>>()?;
+    let buffers: Vec<Buffer> = (0..4).map(|_| right.domain.allocate_buffer(64)).collect::<Result<_>>()?;
     right.queue_pair.post_recvs(buffers.into_iter().inspect(|_| {
-        right.queue_pair.post_recv(right.domain.buffer(64).unwrap()).unwrap();
+        right.queue_pair.post_recv(right.domain.allocate_buffer(64).unwrap()).unwrap();
     }))?;
     assert_eq!(right.queue_pair.outstanding_recv_count(), 8);
     left.queue_pair.post_sends((0..4).map(|_| {
         left.completions.poll(&mut out).unwrap();
-        left.queue_pair.post_send(SendRequest::send(left.domain.buffer(64).unwrap())).unwrap();
-        SendRequest::send(left.domain.buffer(64).unwrap())
+        left.queue_pair.post_send(SendRequest::send(left.domain.allocate_buffer(64).unwrap())).unwrap();
+        SendRequest::send(left.domain.allocate_buffer(64).unwrap())
     }))?;
     while out.len() < 8 {
         assert_ne!(left.completions.poll_timeout(&mut out, TIMEOUT)?, 0, "{} of 8 completions", out.len());
@@ -209,13 +209,13 @@ fn a_panic_in_the_iterator_of_a_batch_posts_nothing() -> Result<()> {
     let posted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let _ = right.queue_pair.post_recvs((0..4).map(|n| {
             assert!(n < 2, "injected panic");
-            right.domain.buffer(64).unwrap()
+            right.domain.allocate_buffer(64).unwrap()
         }));
     }));
     assert!(posted.is_err());
     assert_eq!(right.queue_pair.outstanding_recv_count(), 0);
-    right.queue_pair.post_recvs([right.domain.buffer(64)?])?;
-    let sent = left.queue_pair.post_send(SendRequest::send(left.domain.buffer(64)?))?;
+    right.queue_pair.post_recvs([right.domain.allocate_buffer(64)?])?;
+    let sent = left.queue_pair.post_send(SendRequest::send(left.domain.allocate_buffer(64)?))?;
     left.completions.wait(sent, TIMEOUT)?.result()?;
     Ok(())
 }

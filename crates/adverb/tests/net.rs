@@ -135,7 +135,7 @@ fn rendezvous_buffers_return_to_the_pool() {
     scope(|scope| {
         scope.spawn(|| {
             for (number, len) in [max, 100_000, 5, max, 16 << 10, (16 << 10) + 1].into_iter().enumerate() {
-                let mut buffer = left.pool().alloc(len).unwrap();
+                let mut buffer = left.pool().allocate(len).unwrap();
                 fill(number, &mut buffer);
                 left.send(buffer).unwrap();
             }
@@ -254,7 +254,7 @@ fn failed_sends_return_their_buffers() {
     right.expose("memory", 4096, RemoteAccess::WRITE).unwrap();
     let remote = left.remote_region("memory").unwrap();
     let buffer = |len: usize| {
-        let mut buffer = left.pool().alloc(len).unwrap();
+        let mut buffer = left.pool().allocate(len).unwrap();
         fill(len, &mut buffer);
         buffer
     };
@@ -474,7 +474,7 @@ fn a_read_fills_a_buffer_of_the_caller() {
     let table = right.expose("table", 4096, RemoteAccess::READ).unwrap();
     table.write(100, b"a row").unwrap();
     let remote = left.remote_region("table").unwrap();
-    let buffer = left.pool().alloc(5).unwrap();
+    let buffer = left.pool().allocate(5).unwrap();
     let place = buffer.as_ptr();
     let buffer = remote.read_into(100, buffer).unwrap();
     assert_eq!((&buffer[..], buffer.as_ptr()), (&b"a row"[..], place));
@@ -483,7 +483,7 @@ fn a_read_fills_a_buffer_of_the_caller() {
     let error = remote.read_into(4095, buffer).unwrap_err();
     assert!(matches!(error.kind, RemoteErrorKind::OutOfBounds { .. }), "{error:?}");
     assert_eq!(&error.buffer.unwrap()[..], b"a row");
-    let foreign = right.pool().alloc(5).unwrap();
+    let foreign = right.pool().allocate(5).unwrap();
     let error = remote.read_into(0, foreign).unwrap_err();
     assert!(
         matches!(error.kind, RemoteErrorKind::ForeignBuffer { .. }) && error.buffer.is_some(),
@@ -492,7 +492,7 @@ fn a_read_fills_a_buffer_of_the_caller() {
 
     let _pages = right.expose_addresses(1 << 20, Pages::new(8192).unwrap(), RemoteAccess::READ).unwrap();
     let space = left.address_space().unwrap();
-    let buffer = space.read_into((1 << 20) + 100, left.pool().alloc(8).unwrap()).unwrap();
+    let buffer = space.read_into((1 << 20) + 100, left.pool().allocate(8).unwrap()).unwrap();
     assert_eq!(buffer[..], [0; 8]);
     let error = space.read_into(0, buffer).unwrap_err();
     assert!(

@@ -82,9 +82,9 @@ fn messages_of_connections_allocate_nothing_after_a_warm_up() {
         }
     });
     // The buffer of a rendezvous message is a region of its own while the peer reads it.
-    let mut message = left.pool().alloc(64 << 10).unwrap();
+    let mut message = left.pool().allocate(64 << 10).unwrap();
     let mut round_trip = || {
-        left.send(std::mem::replace(&mut message, left.pool().alloc(0).unwrap())).unwrap();
+        left.send(std::mem::replace(&mut message, left.pool().allocate(0).unwrap())).unwrap();
         right.send(right.recv().unwrap().unwrap()).unwrap();
         message = left.recv().unwrap().unwrap().into_buffer();
     };

@@ -247,7 +247,7 @@ async fn operations_on_remote_memory_may_be_dropped() {
             2 => poll_once(&mut pin!(remote.read_many([0..8, 100..200, 4095..4096]))).await.is_none(),
             3 => poll_once(&mut pin!(remote.fetch_add(0, 1 << 32))).await.is_none(),
             4 => {
-                let buffer = left.pool().alloc(64).unwrap();
+                let buffer = left.pool().allocate(64).unwrap();
                 poll_once(&mut pin!(remote.read_into(8, buffer))).await.is_none()
             }
             5 => {
@@ -276,7 +276,7 @@ async fn the_end_of_a_connection_can_be_awaited() {
     let table = right.expose("table", 64, RemoteAccess::READ).await.unwrap();
     table.write(8, b"row").unwrap();
     let remote = left.remote_region("table").await.unwrap();
-    let buffer = remote.read_into(8, left.pool().alloc(3).unwrap()).await.unwrap();
+    let buffer = remote.read_into(8, left.pool().allocate(3).unwrap()).await.unwrap();
     assert_eq!(&buffer[..], b"row");
 
     let mut closed = pin!(left.closed());

@@ -95,7 +95,7 @@ fn runs_its_role() {
 /// Forks, and waits until the child has ended: by the functions at exit, or after it has dropped the connection, a buffer
 /// and the listener.
 fn fork(role: &str, connection: &Connection, listener: &Listener) {
-    let buffer = connection.pool().alloc(64).unwrap();
+    let buffer = connection.pool().allocate(64).unwrap();
     // SAFETY: the child calls only functions that are safe after a fork of a program with threads, apart from the
     // functions at exit and the destructor, which are tested.
     let child = unsafe { libc::fork() };

@@ -18,10 +18,13 @@ fn stopping_a_poller_returns_the_handler_with_its_state() {
     let (sender, tags) = mpsc::channel();
     let poller = left
         .completions
-        .poller_with(&PollerOptions::new().name("collector").max_spin(Duration::ZERO), move |completion| {
-            collected.0.push(completion.tag());
-            let _ = sender.send((completion.tag(), std::thread::current().name().map(str::to_owned)));
-        })
+        .start_poller_with(
+            &PollerOptions::new().name("collector").max_spin(Duration::ZERO),
+            move |completion| {
+                collected.0.push(completion.tag());
+                let _ = sender.send((completion.tag(), std::thread::current().name().map(str::to_owned)));
+            },
+        )
         .unwrap();
     let _ = right.queue_pair.post_recv(right.buffer(0, 8)).unwrap();
     left.queue_pair.post_send(SendRequest::send(left.buffer(0, 8)).tag(77)).unwrap();
@@ -38,10 +41,10 @@ fn stopping_a_poller_returns_the_handler_with_its_state() {
 fn a_queue_has_one_poller_at_a_time() {
     let Some(device) = device() else { return };
     let queue = device.completion_queue(8).events().create().unwrap();
-    let poller = queue.poller(|_| {}).unwrap();
-    assert!(queue.poller(|_| {}).is_err());
+    let poller = queue.start_poller(|_| {}).unwrap();
+    assert!(queue.start_poller(|_| {}).is_err());
     drop(poller);
-    let poller = queue.poller(|_| {}).unwrap();
+    let poller = queue.start_poller(|_| {}).unwrap();
     drop(queue);
     assert!(poller.stop().unwrap().error.is_none(), "the poller keeps its queue alive");
 }
@@ -53,7 +56,7 @@ fn dropping_objects_in_a_forked_child_doesnt_affect_the_parent() {
     let (left, right) = pair(&device, 8, false);
     // The poller acquires the queue's lock all the time.
     let spinning = PollerOptions::new().max_spin(Duration::from_secs(60));
-    let poller = left.completions.poller_with(&spinning, |_| {}).unwrap();
+    let poller = left.completions.start_poller_with(&spinning, |_| {}).unwrap();
     let exchange = || {
         let before = poller.stats().completion_count;
         let _ = right.queue_pair.post_recv(right.buffer(0, 8)).unwrap();

@@ -75,14 +75,14 @@ fn requests_are_recorded_from_posting_to_polling() {
     for (name, one, other) in
         [("loopback", &loopback, &loopback), ("mem", &here, &there), ("udp", &client, &server)]
     {
-        let active = one.record().payload_limit(8).start().unwrap();
+        let active = one.recording().payload_limit(8).start().unwrap();
         // On loopback, both ends belong to one device.
-        let other_active = other.record().start().ok();
+        let other_active = other.recording().start().ok();
         assert_eq!(other_active.is_none(), name == "loopback");
         let (left, right) = (End::new(one, 16, false), End::new(other, 16, false));
         connect(&left, &right);
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        let region = right.domain.region(4096, access).unwrap();
+        let region = right.domain.allocate_region(4096, access).unwrap();
         let received = right.queue_pair.post_recv(RecvRequest::new(right.buffer(0, 4096)).tag(7)).unwrap();
         let send = SendRequest::send(left.buffer(1, 4096)).tag(1);
         let write = SendRequest::write(left.buffer(2, 4096), region.remote().at(0)).tag(2);
@@ -136,7 +136,7 @@ fn requests_are_recorded_from_posting_to_polling() {
 fn only_selected_queue_pairs_are_recorded() {
     let device = SoftDevice::loopback().open().unwrap();
     let [(one, one_peer), (other, other_peer)] = [(); 2].map(|()| pair(&device, 16, false));
-    let active = device.record().queue_pairs([&one.queue_pair]).start().unwrap();
+    let active = device.recording().queue_pairs([&one.queue_pair]).start().unwrap();
     for (sender, receiver) in [(&one, &one_peer), (&other, &other_peer)] {
         let received = receiver.queue_pair.post_recv(receiver.buffer(0, 64)).unwrap();
         assert!(sender.run(SendRequest::send(sender.buffer(1, 64))).is_ok());
@@ -154,7 +154,7 @@ fn only_selected_queue_pairs_are_recorded() {
 fn a_full_recording_keeps_the_last_events_and_counts_the_others() {
     let device = SoftDevice::loopback().open().unwrap();
     let (left, right) = pair(&device, 16, false);
-    let active = device.record().capacity(16).start().unwrap();
+    let active = device.recording().capacity(16).start().unwrap();
     for tag in 1..=100 {
         let received = right.queue_pair.post_recv(right.buffer(0, 64)).unwrap();
         assert!(left.run(SendRequest::send(left.buffer(1, 64)).tag(tag)).is_ok());
@@ -183,12 +183,12 @@ fn a_full_recording_keeps_the_last_events_and_counts_the_others() {
 #[test]
 fn a_device_has_one_recording_at_a_time() {
     let device = SoftDevice::loopback().open().unwrap();
-    let active = device.record().start().unwrap();
-    let error = device.record().start().unwrap_err();
+    let active = device.recording().start().unwrap();
+    let error = device.recording().start().unwrap_err();
     assert!(matches!(error, Error::InvalidRequest { .. }), "{error}");
     assert!(error.to_string().ends_with("is being recorded already: stop that recording first"), "{error}");
     drop(active);
-    let active = device.record().start().unwrap();
+    let active = device.recording().start().unwrap();
     assert!(!active.is_stopped() && active.stop_cause().is_none());
     assert!(!active.wait_stopped(Duration::from_millis(1)).unwrap());
 }
@@ -197,18 +197,18 @@ fn a_device_has_one_recording_at_a_time() {
 fn invalid_options_are_rejected() {
     let device = SoftDevice::loopback().open().unwrap();
     for capacity in [0, (1 << 24) + 1] {
-        let error = device.record().capacity(capacity).start().unwrap_err();
+        let error = device.recording().capacity(capacity).start().unwrap_err();
         assert!(matches!(error, Error::LimitExceeded { max: 0x100_0000, .. }), "{error}");
         assert!(error.hint().is_some());
     }
-    let error = device.record().on_stop(|_| ()).start().unwrap_err();
+    let error = device.recording().on_stop(|_| ()).start().unwrap_err();
     assert!(error.to_string().contains("call `stop_on_failure` or `stop_on_timeout`"), "{error}");
     let other = SoftDevice::loopback().open().unwrap();
     let foreign = End::new(&other, 16, false);
-    let error = device.record().queue_pairs([&foreign.queue_pair]).start().unwrap_err();
+    let error = device.recording().queue_pairs([&foreign.queue_pair]).start().unwrap_err();
     assert!(error.to_string().contains("record its own device"), "{error}");
     // No recording is active after these failures.
-    assert_eq!(device.record().start().unwrap().stop().events, []);
+    assert_eq!(device.recording().start().unwrap().stop().events, []);
 }
 
 /// Opens two devices on a switch. Dropping the second one removes it from the switch.
@@ -241,7 +241,7 @@ fn a_flight_recorder_shows_the_retries_before_a_failure() {
     let (sender, receiver) = mpsc::channel();
     let starter = std::thread::current().id();
     let active = here
-        .record()
+        .recording()
         .capacity(1000)
         .stop_on_failure()
         .on_stop(move |recording| {
@@ -310,7 +310,7 @@ fn a_timeout_stops_a_recording_before_the_request_fails() {
     let (left, right) = (End::new(&here, 16, false), End::new(&there, 16, false));
     connect_with_timeout(&left, &right, SHORT_TIMEOUT);
     drop((right, there));
-    let active = here.record().stop_on_timeout().start().unwrap();
+    let active = here.recording().stop_on_timeout().start().unwrap();
     left.queue_pair.post_send(SendRequest::send(left.buffer(2, 64))).unwrap();
     // The progress thread detects the timeout: the program neither polls nor waits for a completion.
     assert!(active.wait_stopped(TIMEOUT).unwrap());
@@ -324,8 +324,8 @@ fn the_stop_callback_is_not_called_after_a_manual_stop() {
     let device = SoftDevice::loopback().open().unwrap();
     let (sender, receiver) = mpsc::channel();
     let on_stop = move |recording| sender.send(recording).unwrap();
-    drop(device.record().stop_on_failure().on_stop(on_stop.clone()).start().unwrap());
-    let active = device.record().stop_on_failure().on_stop(on_stop).start().unwrap();
+    drop(device.recording().stop_on_failure().on_stop(on_stop.clone()).start().unwrap());
+    let active = device.recording().stop_on_failure().on_stop(on_stop).start().unwrap();
     assert_eq!(active.stop().stop_cause, StopCause::Manual);
     // Both functions were dropped, and none was called.
     assert!(receiver.recv_timeout(TIMEOUT).is_err_and(|error| error == mpsc::RecvTimeoutError::Disconnected));
@@ -337,10 +337,10 @@ fn a_panic_in_the_stop_callback_ends_only_its_thread() {
     let (left, right) = (End::new(&here, 16, false), End::new(&there, 16, false));
     connect_with_timeout(&left, &right, SHORT_TIMEOUT);
     drop((right, there));
-    let active = here.record().stop_on_failure().on_stop(|_| panic!("injected panic")).start().unwrap();
+    let active = here.recording().stop_on_failure().on_stop(|_| panic!("injected panic")).start().unwrap();
     assert_eq!(status(&left.run(SendRequest::send(left.buffer(1, 64)))), Status::RetryExceeded);
     assert_eq!(active.stop().stop_cause, StopCause::Failure);
-    assert_eq!(here.record().start().unwrap().stop().stop_cause, StopCause::Manual);
+    assert_eq!(here.recording().start().unwrap().stop().stop_cause, StopCause::Manual);
 }
 
 /// Runs on any device. `cargo xtask device-tests` runs it on soft-RoCE.
@@ -348,7 +348,7 @@ fn a_panic_in_the_stop_callback_ends_only_its_thread() {
 fn ping_pong_is_recorded_on_the_first_device() {
     let Some(device) = device() else { return };
     let (left, right) = pair(&device, 16, false);
-    let active = device.record().start().unwrap();
+    let active = device.recording().start().unwrap();
     for round in 1..=10 {
         for (sender, receiver) in [(&left, &right), (&right, &left)] {
             let received = RecvRequest::new(receiver.buffer(0, 64)).tag(100 + round);
@@ -358,7 +358,7 @@ fn ping_pong_is_recorded_on_the_first_device() {
         }
     }
     // Unsignaled requests complete with the next signaled one.
-    let region = right.domain.region(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+    let region = right.domain.allocate_region(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
     let write = || SendRequest::write(left.buffer(1, 64), region.remote().at(0));
     left.queue_pair.post_send(write().unsignaled().tag(11)).unwrap();
     assert!(left.run(write().tag(12)).is_ok());

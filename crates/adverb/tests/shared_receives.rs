@@ -41,10 +41,10 @@ impl Pair {
 fn unpolled_receives_are_returned_after_the_last_queue_pair_is_destroyed() -> Result<()> {
     let Pair { domain, shared, sent, sender, received, receiver } = Pair::new()?;
     for _ in 0..DEPTH {
-        shared.post_recv(RecvRequest::new(domain.buffer(64)?))?;
+        shared.post_recv(RecvRequest::new(domain.allocate_buffer(64)?))?;
     }
     for _ in 0..DEPTH {
-        let id = sender.post_send(SendRequest::send(domain.buffer(8)?))?;
+        let id = sender.post_send(SendRequest::send(domain.allocate_buffer(8)?))?;
         sent.wait(id, TIMEOUT)?.result()?;
     }
     // All receives have completed, and no completion was polled.
@@ -57,6 +57,6 @@ fn unpolled_receives_are_returned_after_the_last_queue_pair_is_destroyed() -> Re
     }
     assert!(out.iter().all(|completion| completion.is_ok()));
     assert_eq!((shared.outstanding_recv_count(), received.stale_completion_count()), (0, 0));
-    shared.post_recv(RecvRequest::new(domain.buffer(64)?))?;
+    shared.post_recv(RecvRequest::new(domain.allocate_buffer(64)?))?;
     Ok(())
 }

@@ -45,8 +45,8 @@ fn exchange_with(one: &Device, other: &Device, options: &ConnectOptions) {
     peer.connect_with(&qp.endpoint(), options).unwrap();
     for (from, to) in [(&ends[0], &ends[1]), (&ends[1], &ends[0])] {
         let (domain, cq, qp) = to;
-        let recv = qp.post_recv(RecvRequest::new(domain.buffer(64).unwrap())).unwrap();
-        let mut hello = from.0.buffer(5).unwrap();
+        let recv = qp.post_recv(RecvRequest::new(domain.allocate_buffer(64).unwrap())).unwrap();
+        let mut hello = from.0.allocate_buffer(5).unwrap();
         hello.copy_from_slice(b"hello");
         let send = from.2.post_send(SendRequest::send(hello)).unwrap();
         from.1.wait(send, TIMEOUT).unwrap().result().unwrap();
@@ -257,9 +257,9 @@ fn send_to_group(from: &Device, to: &Device, group: IpAddr) {
     };
     let (sender, member) = (queue_pair(from), queue_pair(to));
     member.join_multicast(group).unwrap();
-    let receiving = member.post_recv(member.protection_domain().buffer(4136).unwrap()).unwrap();
-    let destination = sender.multicast_destination(group, QKEY).unwrap();
-    let mut hello = sender.protection_domain().buffer(5).unwrap();
+    let receiving = member.post_recv(member.protection_domain().allocate_buffer(4136).unwrap()).unwrap();
+    let destination = sender.create_multicast_destination(group, QKEY).unwrap();
+    let mut hello = sender.protection_domain().allocate_buffer(5).unwrap();
     hello.copy_from_slice(b"hello");
     let sending = sender.post_send(SendRequest::send(hello).destination(&destination)).unwrap();
     sender.send_completion_queue().wait(sending, TIMEOUT).unwrap().result().unwrap();
@@ -269,9 +269,9 @@ fn send_to_group(from: &Device, to: &Device, group: IpAddr) {
     assert_eq!(ip.destination(), group);
     assert_eq!(ip.source(), sender.endpoint().gid.ip());
     // The datagram arrives once. After leaving the group no other arrives.
-    let receiving = member.post_recv(member.protection_domain().buffer(4136).unwrap()).unwrap();
+    let receiving = member.post_recv(member.protection_domain().allocate_buffer(4136).unwrap()).unwrap();
     member.leave_multicast(group).unwrap();
-    let hello = sender.protection_domain().buffer(5).unwrap();
+    let hello = sender.protection_domain().allocate_buffer(5).unwrap();
     sender.post_send(SendRequest::send(hello).destination(&destination)).unwrap();
     assert!(member.recv_completion_queue().wait(receiving, Duration::from_millis(100)).is_err());
 }

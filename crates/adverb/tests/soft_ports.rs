@@ -61,12 +61,13 @@ impl Side {
         for (queue_pair, peer) in self.queue_pairs.iter().zip(peers).take(2) {
             queue_pair.connect_with(peer, &options).unwrap();
         }
-        [0, 1, 2, 2]
-            .map(|index| self.queue_pairs[index].post_recv(self.domain.buffer(4136).unwrap()).unwrap())
+        [0, 1, 2, 2].map(|index| {
+            self.queue_pairs[index].post_recv(self.domain.allocate_buffer(4136).unwrap()).unwrap()
+        })
     }
 
     fn post(&self, queue_pair: &QueuePair, text: &str, to: Option<&UdDestination>) {
-        let mut buffer = self.domain.buffer(text.len()).unwrap();
+        let mut buffer = self.domain.allocate_buffer(text.len()).unwrap();
         buffer.copy_from_slice(text.as_bytes());
         let mut request = SendRequest::send(buffer);
         if let Some(destination) = to {
@@ -85,7 +86,7 @@ impl Side {
         let send = || {
             for (queue_pair, peer) in self.queue_pairs.iter().zip(peers) {
                 let is_ud = queue_pair.transport() == Transport::Ud;
-                let destination = is_ud.then(|| queue_pair.ud_destination(peer, QKEY).unwrap());
+                let destination = is_ud.then(|| queue_pair.create_ud_destination(peer, QKEY).unwrap());
                 self.post(queue_pair, "hello", destination.as_ref());
             }
             let reply = self.cq.wait(reply, TIMEOUT).unwrap().into_datagram().unwrap();
@@ -103,7 +104,7 @@ impl Side {
         let header = datagram.ip_header.unwrap();
         assert_eq!(Gid::from(header.source()), peers[2].gid);
         assert_eq!(Gid::from(header.destination()), ud.endpoint().gid);
-        self.post(ud, "reply", Some(&datagram.reply_destination(ud, QKEY).unwrap()));
+        self.post(ud, "reply", Some(&datagram.create_reply_destination(ud, QKEY).unwrap()));
         if !is_first {
             send();
         }
@@ -199,8 +200,8 @@ fn multicast_groups_are_reached_from_and_at_every_port() {
     for (from, to) in [(&one, &other), (&other, &one), (&other, &other)] {
         let ([.., sender], [.., member]) = (&from.queue_pairs, &to.queue_pairs);
         member.join_multicast(group).unwrap();
-        let receive = member.post_recv(to.domain.buffer(4136).unwrap()).unwrap();
-        from.post(sender, "hello", Some(&sender.multicast_destination(group, QKEY).unwrap()));
+        let receive = member.post_recv(to.domain.allocate_buffer(4136).unwrap()).unwrap();
+        from.post(sender, "hello", Some(&sender.create_multicast_destination(group, QKEY).unwrap()));
         let datagram = to.cq.wait(receive, TIMEOUT).unwrap().into_datagram().unwrap();
         let header = datagram.ip_header.unwrap();
         assert_eq!(Gid::from(header.source()), sender.endpoint().gid);

@@ -12,7 +12,7 @@ use common::{End, TIMEOUT, assert_logs_no_error, device, pair};
 
 /// Returns a region that the peer may read and write.
 fn shared(end: &End, len: usize) -> adverb::memory::MemoryRegion {
-    end.domain.region(len, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap()
+    end.domain.allocate_region(len, Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap()
 }
 
 #[test]

@@ -30,12 +30,12 @@ struct Side {
 
 impl Side {
     fn new(path: &adverb::verbs::cm::Path) -> adverb::verbs::Result<(QueuePair, Side)> {
-        let domain = path.device()?.create_protection_domain()?;
-        let completions = path.device()?.completion_queue(16).events().create()?;
+        let domain = path.open_device()?.create_protection_domain()?;
+        let completions = path.open_device()?.completion_queue(16).events().create()?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         let queue_pair =
             path.queue_pair(&domain)?.completion_queue(&completions).access(access).depth(4, 4).create()?;
-        let receive = queue_pair.post_recv(domain.buffer(LEN)?)?;
+        let receive = queue_pair.post_recv(domain.allocate_buffer(LEN)?)?;
         Ok((queue_pair, Side { domain, completions, receive }))
     }
 
@@ -65,11 +65,11 @@ fn exercise(from: IpAddr, to: IpAddr) -> impl Sized {
     let request = listener.accept_timeout(TIMEOUT).unwrap().expect("the client connects");
     let (queue_pair, server) = Side::new(request.path()).unwrap();
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
-    let region = server.domain.region(LEN, access).unwrap();
+    let region = server.domain.allocate_region(LEN, access).unwrap();
     let accepted = request.accept(queue_pair, b"").unwrap();
     let (connection, client) = client.join().unwrap();
     let buffer = || {
-        let mut buffer = client.domain.buffer(LEN).unwrap();
+        let mut buffer = client.domain.allocate_buffer(LEN).unwrap();
         (0..).zip(buffer.iter_mut()).for_each(|(index, byte): (usize, _)| *byte = index as u8);
         buffer
     };
@@ -142,7 +142,7 @@ fn record(open: impl Fn(usize) -> (IpAddr, SoftDevice)) -> ([Vec<Captured>; 2], 
         (addr, device.capture(&files[index]).open().unwrap())
     });
     let recordings =
-        [0, 1].map(|index: usize| devices[index].1.record().payload_limit(4096).start().unwrap());
+        [0, 1].map(|index: usize| devices[index].1.recording().payload_limit(4096).start().unwrap());
     let ends = exercise(devices[0].0, devices[1].0);
     let trace = Trace::new(recordings.map(|active| active.stop()));
     drop((ends, devices));

@@ -22,16 +22,16 @@ struct Side {
 
 impl Side {
     fn new(path: &Path) -> Result<(QueuePair, Side), adverb::verbs::Error> {
-        let device = path.device()?;
+        let device = path.open_device()?;
         let domain = device.create_protection_domain()?;
         let completions = device.completion_queue(8).events().create()?;
         let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()?;
-        let receiving = queue_pair.post_recv(domain.buffer(9000)?)?;
+        let receiving = queue_pair.post_recv(domain.allocate_buffer(9000)?)?;
         Ok((queue_pair, Side { completions, receiving }))
     }
 
     fn send(&self, connection: &Connection, length: usize) {
-        let buffer = connection.queue_pair().protection_domain().buffer(length).unwrap();
+        let buffer = connection.queue_pair().protection_domain().allocate_buffer(length).unwrap();
         let id = connection.queue_pair().post_send(SendRequest::send(buffer)).unwrap();
         self.completions.wait(id, TIMEOUT).unwrap().result().unwrap();
     }
@@ -82,7 +82,7 @@ fn packets_of_connections_are_named_and_matched() {
         let faults = FaultConfig { loss_ppm: 20_000, ..FaultConfig::new(index as u64) };
         SoftDevice::on_switch(&switch, addresses[index]).faults(faults).open().unwrap()
     });
-    let recordings = devices.each_ref().map(|device| device.record().start().unwrap());
+    let recordings = devices.each_ref().map(|device| device.recording().start().unwrap());
     let listener = Listener::builder().options(options()).bind(SocketAddr::new(addresses[1], 0)).unwrap();
     for _ in 0..5 {
         exchange_messages(&listener, addresses[0]);

@@ -26,7 +26,7 @@ fn device_with_windows() -> Option<Device> {
 
 /// Returns memory without remote access of its own.
 fn region(end: &End) -> MemoryRegion {
-    end.domain.region(LEN, Access::LOCAL_WRITE | Access::WINDOW_BIND).unwrap()
+    end.domain.allocate_region(LEN, Access::LOCAL_WRITE | Access::WINDOW_BIND).unwrap()
 }
 
 fn bind(end: &End, window: MemoryWindow, region: &MemoryRegion, access: Access) -> MemoryWindow {
@@ -37,7 +37,7 @@ fn bind(end: &End, window: MemoryWindow, region: &MemoryRegion, access: Access) 
 }
 
 fn bound(end: &End, region: &MemoryRegion, access: Access) -> (MemoryWindow, RemoteMemory) {
-    let window = bind(end, end.domain.memory_window().unwrap(), region, access);
+    let window = bind(end, end.domain.create_memory_window().unwrap(), region, access);
     let remote = window.remote().unwrap();
     (window, remote)
 }
@@ -70,7 +70,7 @@ fn invalid_requests_are_rejected_and_return_the_window() {
     let (owner, peer) = pair(&device, 8, false);
     let region = region(&owner);
     let slice = || region.slice(BOUND_RANGE).unwrap();
-    let window = owner.domain.memory_window().unwrap();
+    let window = owner.domain.create_memory_window().unwrap();
     let check_reason = |(reason, window): (String, MemoryWindow), words: &str| {
         assert!(reason.contains(words), "{reason}");
         window
@@ -89,12 +89,12 @@ fn invalid_requests_are_rejected_and_return_the_window() {
     let empty = region.slice(0..0).unwrap();
     let window =
         check_reason(post_rejected(&owner, SendRequest::bind(window, empty, ALL)), "at least one byte");
-    let without = owner.domain.region(64, Access::LOCAL_WRITE).unwrap().slice(0..64).unwrap();
+    let without = owner.domain.allocate_region(64, Access::LOCAL_WRITE).unwrap().slice(0..64).unwrap();
     let window = check_reason(post_rejected(&owner, SendRequest::bind(window, without, ALL)), "WINDOW_BIND");
-    let unwritable = owner.domain.region(64, Access::WINDOW_BIND).unwrap().slice(0..64).unwrap();
+    let unwritable = owner.domain.allocate_region(64, Access::WINDOW_BIND).unwrap().slice(0..64).unwrap();
     let window =
         check_reason(post_rejected(&owner, SendRequest::bind(window, unwritable, ALL)), "LOCAL_WRITE");
-    let foreign = peer.domain.region(64, Access::LOCAL_WRITE | Access::WINDOW_BIND).unwrap();
+    let foreign = peer.domain.allocate_region(64, Access::LOCAL_WRITE | Access::WINDOW_BIND).unwrap();
     let foreign = foreign.slice(0..64).unwrap();
     let window =
         check_reason(post_rejected(&owner, SendRequest::bind(window, foreign, ALL)), "but the memory is in");
@@ -135,8 +135,11 @@ fn a_window_as_the_payload_of_a_receive_stays_unbound() {
     let (owner, peer) = pair(&device, 8, false);
     let region = region(&owner);
     // A bind request that was created but not posted.
-    let bind_request =
-        SendRequest::bind(owner.domain.memory_window().unwrap(), region.slice(BOUND_RANGE).unwrap(), ALL);
+    let bind_request = SendRequest::bind(
+        owner.domain.create_memory_window().unwrap(),
+        region.slice(BOUND_RANGE).unwrap(),
+        ALL,
+    );
     let receive = owner.queue_pair.post_recv(RecvRequest::new(bind_request.into_payload())).unwrap();
     peer.run(SendRequest::send(())).result().unwrap();
     let window = owner.wait(receive).into_window().unwrap();
@@ -150,7 +153,7 @@ fn a_batch_binds_and_invalidates_windows() {
     let Some(device) = device_with_windows() else { return };
     let (owner, peer) = pair(&device, 16, false);
     let region = region(&owner);
-    let windows = (0..4).map(|_| owner.domain.memory_window().unwrap());
+    let windows = (0..4).map(|_| owner.domain.create_memory_window().unwrap());
     let binds =
         windows.map(|window| SendRequest::bind(window, region.slice(BOUND_RANGE).unwrap(), ALL).unsignaled());
     let ids: Vec<_> = owner.queue_pair.post_sends(binds).unwrap().collect();
@@ -176,7 +179,7 @@ fn a_rejected_batch_doesnt_change_windows() {
     let (owner, peer) = pair(&device, 16, false);
     let region = region(&owner);
     let (bound, remote) = bound(&owner, &region, ALL);
-    let unbound = owner.domain.memory_window().unwrap();
+    let unbound = owner.domain.create_memory_window().unwrap();
     let requests = [SendRequest::local_invalidate(bound), SendRequest::local_invalidate(unbound)];
     let mut error = owner.queue_pair.post_sends(requests).unwrap_err();
     let bound = error.requests.remove(0).into_window().unwrap();
@@ -243,7 +246,7 @@ fn objects_can_be_dropped_while_windows_are_bound_and_invalidated() {
         let region = region(&owner);
         let (window, _) = bound(&owner, &region, ALL);
         for _ in 0..rounds {
-            let window = owner.domain.memory_window().unwrap();
+            let window = owner.domain.create_memory_window().unwrap();
             let request = SendRequest::bind(window, region.slice(BOUND_RANGE).unwrap(), ALL);
             owner.queue_pair.post_send(request).unwrap();
         }
@@ -298,10 +301,10 @@ fn windows_are_bound_by_one_thread_and_polled_by_another() {
         completion.result().unwrap();
         sender.send(completion.into_window().unwrap()).unwrap();
     };
-    let poller = owner.completions.poller(handler).unwrap();
+    let poller = owner.completions.start_poller(handler).unwrap();
     let post = |request| owner.queue_pair.post_send(request).unwrap();
     for _ in 0..4 {
-        let window = owner.domain.memory_window().unwrap();
+        let window = owner.domain.create_memory_window().unwrap();
         post(SendRequest::bind(window, region.slice(BOUND_RANGE).unwrap(), ALL));
     }
     for _ in 0..2000 {
@@ -333,8 +336,8 @@ fn binding_on_an_unsupported_transport_fails() {
     };
     let (left, right) = (create(), create());
     left.connect(&right.endpoint()).unwrap();
-    let region = domain.region(LEN, Access::LOCAL_WRITE | Access::WINDOW_BIND).unwrap();
-    let window = domain.memory_window().unwrap();
+    let region = domain.allocate_region(LEN, Access::LOCAL_WRITE | Access::WINDOW_BIND).unwrap();
+    let window = domain.create_memory_window().unwrap();
     let error =
         left.post_send(SendRequest::bind(window, region.slice(BOUND_RANGE).unwrap(), ALL)).unwrap_err();
     assert!(matches!(error.error, Error::InvalidRequest { .. }), "{error}");

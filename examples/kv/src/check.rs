@@ -141,7 +141,7 @@ pub fn run(config: &CheckConfig) -> Result<CheckReport> {
     let member = server_cluster.this_member().0.into();
     let domains = server_cluster.protection_domains();
     let store = Arc::new(Store::new(&store_config, 1, member, server_cluster.epoch(), domains)?);
-    let mut server = Server::new(server_cluster.broker(0)?, Arc::clone(&store))?;
+    let mut server = Server::new(server_cluster.take_broker(0)?, Arc::clone(&store))?;
     // The number of the last PUT of each key that has returned.
     let stored: Vec<AtomicU64> = (0..config.keys).map(|_| AtomicU64::new(0)).collect();
     let mut value = vec![0; config.value_len];
@@ -166,7 +166,7 @@ pub fn run(config: &CheckConfig) -> Result<CheckReport> {
             ..ClientConfig::default()
         };
         let report = client_cluster
-            .broker(0)
+            .take_broker(0)
             .context("taking the client's broker failed")
             .and_then(|broker| Ok(Client::new(broker, &members.servers, client_config)?))
             .and_then(|mut client| read(config, &mut client, stored, puts));

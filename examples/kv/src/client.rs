@@ -253,8 +253,8 @@ impl Client {
                 operation: Operation::CallGet,
                 key: Vec::new(),
                 value: Vec::new(),
-                bucket_buffer: Some(domain.buffer(BUCKET_LEN).map_err(BrokerError::from)?),
-                item_buffer: Some(domain.buffer(config.max_item_len).map_err(BrokerError::from)?),
+                bucket_buffer: Some(domain.allocate_buffer(BUCKET_LEN).map_err(BrokerError::from)?),
+                item_buffer: Some(domain.allocate_buffer(config.max_item_len).map_err(BrokerError::from)?),
             })
         };
         let slots = (0..config.window).map(new_slot).collect::<Result<Vec<_>, KvError>>()?;

@@ -245,7 +245,7 @@ impl ClientArgs {
         // The broker keeps its sessions after this function drops the cluster.
         let cluster = members.join(&self.name, 1)?;
         let config = ClientConfig { window: 1, ..ClientConfig::default() };
-        let mut client = Client::new(cluster.broker(0)?, &members.servers, config)?;
+        let mut client = Client::new(cluster.take_broker(0)?, &members.servers, config)?;
         // Without a connection, the request fails with a better error, so `false` is ignored here.
         client.wait_for_server(client.server_of(key.as_bytes()), CONNECT_TIMEOUT)?;
         Ok(client)
@@ -268,7 +268,7 @@ fn serve(ServeArgs { name, members, store }: ServeArgs) -> Result<()> {
     println!("{name} is listening at {addr}");
     std::thread::scope(|scope| {
         let serve = |thread| -> Result<()> {
-            let mut server = Server::new(cluster.broker(thread)?, Arc::clone(&store))?;
+            let mut server = Server::new(cluster.take_broker(thread)?, Arc::clone(&store))?;
             Ok(server.run(&AtomicBool::new(false))?)
         };
         let threads: Vec<_> = (0..threads).map(|thread| scope.spawn(move || serve(thread))).collect();
@@ -302,7 +302,7 @@ fn run_load(args: &LoadArgs) -> Result<()> {
         let members = client.members.members();
         let cluster = members.join(&client.name, client.members.threads)?;
         let run_thread = |thread| -> Result<(LoadReport, ClientStats)> {
-            let mut client = Client::new(cluster.broker(thread)?, &members.servers, client_config)?;
+            let mut client = Client::new(cluster.take_broker(thread)?, &members.servers, client_config)?;
             let is_available = client.wait_available(CONNECT_TIMEOUT)?;
             ensure!(is_available, "the client did not connect to all servers: start them");
             let fill = thread == 0 && !args.no_fill;

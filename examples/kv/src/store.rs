@@ -103,7 +103,7 @@ impl Store {
     ) -> Result<Store, ArenaError> {
         let builder =
             Arena::builder().member(member).epoch(epoch).item_align(UNIT as usize).slab_size(SLAB_SIZE);
-        let arena = builder.partitions(config.shards.next_power_of_two()).build(domains)?;
+        let arena = builder.partitions(config.shards.next_power_of_two()).create(domains)?;
         // Peers may read, and nothing else.
         arena.allocate_segment(config.memory, Access::REMOTE_READ)?;
         let shards = (0..config.shards).map(|number| Shard::new(config, number, &arena, &domains[0]));
@@ -195,7 +195,7 @@ impl Shard {
         domain: &ProtectionDomain,
     ) -> Result<Shard, ArenaError> {
         let len = config.buckets * BUCKET_LEN;
-        let region = domain.region(len, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+        let region = domain.allocate_region(len, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
         let segment = arena.lend_segment(region.clone())?;
         let index_ptr = arena.remote_ptr(segment.id, 0..len as u64)?;
         let mut items = Vec::new();
@@ -239,7 +239,7 @@ impl Shard {
         }
         let position = self.find(placement, key).or_else(|| index::find_empty(&self.index, placement));
         // The new item is allocated before the old one is retired, so that a PUT to full memory changes nothing.
-        let mut draft = self.arena.alloc_in(self.number, len)?;
+        let mut draft = self.arena.allocate_in(self.number, len)?;
         let position = position.unwrap_or_else(|| {
             self.eviction_count += 1;
             self.oldest(placement)

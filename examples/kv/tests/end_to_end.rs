@@ -50,7 +50,7 @@ impl World {
             let (member, epoch) = (cluster.this_member().0.into(), cluster.epoch());
             let domains = cluster.protection_domains();
             let store = Store::new(&config, members.servers.len(), member, epoch, domains).unwrap();
-            Server::new(cluster.broker(0).unwrap(), Arc::new(store)).unwrap().run(&stopped)
+            Server::new(cluster.take_broker(0).unwrap(), Arc::new(store)).unwrap().run(&stopped)
         });
         RunningServer { stop, thread: Some(thread) }
     }
@@ -60,7 +60,7 @@ impl World {
         let listener = self.listeners.last().unwrap().try_clone().unwrap();
         let cluster = self.members.join_with("client", 1, listener).unwrap();
         let config = ClientConfig { call_timeout: TEST_DEADLINE, ..config };
-        let mut client = Client::new(cluster.broker(0).unwrap(), &self.members.servers, config).unwrap();
+        let mut client = Client::new(cluster.take_broker(0).unwrap(), &self.members.servers, config).unwrap();
         assert!(client.wait_available(TEST_DEADLINE).unwrap(), "the client connects");
         test(&mut client);
     }

@@ -14,7 +14,7 @@ impl Broker {
     /// then calls [`post_send`](Broker::post_send), or [`discard`](Broker::discard).
     ///
     /// A slot has a place in the request queue, so a slot of an open session can always be posted.
-    pub fn send_buf(&mut self, peer: PeerId) -> Result<SendSlot, PostError> {
+    pub fn allocate_send_buf(&mut self, peer: PeerId) -> Result<SendSlot, PostError> {
         let config = self.config;
         let not_open = PostError::NotOpen { peer };
         let state = self.peers.get_mut(usize::from(peer.0)).ok_or(not_open)?;

@@ -144,7 +144,7 @@ fn requests_wait_for_a_batch_or_a_flush() {
 fn control_messages_are_distinguished_from_messages() {
     let mut driver = Driver::open(config());
     for is_control in [false, true] {
-        let slot = driver.broker.send_buf(P).unwrap();
+        let slot = driver.broker.allocate_send_buf(P).unwrap();
         let post = if is_control { Broker::post_control } else { Broker::post_send };
         post(&mut driver.broker, slot, 5).unwrap();
     }
@@ -172,9 +172,9 @@ fn a_flush_posts_the_messages_of_a_ring_smaller_than_the_batch() {
     let config = BrokerConfig { send_slots: 1, doorbell_batch: 16, ..config() };
     let mut driver = Driver::open(config);
     for _ in 0..4 {
-        let slot = driver.broker.send_buf(P).unwrap();
+        let slot = driver.broker.allocate_send_buf(P).unwrap();
         driver.broker.post_send(slot, 3).unwrap();
-        assert_eq!(driver.broker.send_buf(P), Err(PostError::WouldBlock { peer: P }));
+        assert_eq!(driver.broker.allocate_send_buf(P), Err(PostError::WouldBlock { peer: P }));
         driver.broker.flush_all();
         driver.drain();
         driver.complete_all();
@@ -185,12 +185,12 @@ fn a_flush_posts_the_messages_of_a_ring_smaller_than_the_batch() {
 fn messages_stop_without_credits_and_continue_with_them() {
     let mut driver = Driver::open(config());
     for index in 0..4 {
-        let slot = driver.broker.send_buf(P).unwrap();
+        let slot = driver.broker.allocate_send_buf(P).unwrap();
         driver.broker.post_send(slot, index).unwrap();
     }
     driver.drain();
     driver.complete_all();
-    assert_eq!(driver.broker.send_buf(P), Err(PostError::WouldBlock { peer: P }));
+    assert_eq!(driver.broker.allocate_send_buf(P), Err(PostError::WouldBlock { peer: P }));
     let with_imm = driver.broker.post_write_with_imm(P, segment(8), remote(1, 8), 1);
     assert_eq!(with_imm, Err(PostError::WouldBlock { peer: P }));
     // A transfer needs no credit.
@@ -206,8 +206,8 @@ fn messages_stop_without_credits_and_continue_with_them() {
     };
     driver.broker.handle_completion(&completion(recv.wr_id, operation, 0));
     assert_eq!(driver.events(), [Event::Unblocked { peer: P }]);
-    let slot = driver.broker.send_buf(P).unwrap();
-    assert_eq!(driver.broker.send_buf(P), Err(PostError::WouldBlock { peer: P }));
+    let slot = driver.broker.allocate_send_buf(P).unwrap();
+    assert_eq!(driver.broker.allocate_send_buf(P), Err(PostError::WouldBlock { peer: P }));
     driver.broker.discard(slot);
     assert_eq!(driver.events(), [Event::Unblocked { peer: P }]);
     // The receive of the credit message is posted again, without a credit for the peer.
@@ -239,7 +239,7 @@ fn released_messages_are_announced_by_messages_or_by_credit_messages() {
         let slot = driver.deliver(4).unwrap();
         driver.broker.release(slot);
     }
-    let slot = driver.broker.send_buf(P).unwrap();
+    let slot = driver.broker.allocate_send_buf(P).unwrap();
     driver.broker.post_send(slot, 1).unwrap();
     driver.broker.flush_all();
     driver.drain();
@@ -347,12 +347,12 @@ fn invalid_transfers_are_refused() {
     assert_eq!(broker.post_batch(P, &[]), Err(PostError::EmptyBatch));
     let write = Transfer { operation: TransferOperation::Write, local: segment(8), remote: remote(1, 8) };
     assert_eq!(broker.post_batch(P, &[write; 9]), Err(PostError::BatchTooLong { len: 9, max: 8 }));
-    let slot = broker.send_buf(P).unwrap();
+    let slot = broker.allocate_send_buf(P).unwrap();
     assert_eq!(broker.post_send(slot, 65), Err(PostError::MessageTooLong { len: 65, max: 64 }));
-    assert_eq!(broker.send_buf(PeerId(1)), Err(PostError::NotOpen { peer: PeerId(1) }));
-    assert_eq!(broker.send_buf(PeerId(2)), Err(PostError::NotOpen { peer: PeerId(2) }));
+    assert_eq!(broker.allocate_send_buf(PeerId(1)), Err(PostError::NotOpen { peer: PeerId(1) }));
+    assert_eq!(broker.allocate_send_buf(PeerId(2)), Err(PostError::NotOpen { peer: PeerId(2) }));
     for _ in 0..4 {
-        let _ = broker.send_buf(P).unwrap();
+        let _ = broker.allocate_send_buf(P).unwrap();
     }
 }
 
@@ -385,7 +385,7 @@ fn a_failure_ends_the_session_and_every_ticket_after_the_queue_pair_is_destroyed
 #[test]
 fn a_later_session_ignores_completions_and_slots_of_an_earlier_one() {
     let mut driver = Driver::open(config());
-    let slot = driver.broker.send_buf(P).unwrap();
+    let slot = driver.broker.allocate_send_buf(P).unwrap();
     driver.broker.post_read(P, segment(8), remote(1, 8)).unwrap();
     let held = driver.deliver(4).unwrap();
     driver.broker.flush_all();
@@ -418,7 +418,7 @@ fn a_later_session_ignores_completions_and_slots_of_an_earlier_one() {
     assert_eq!(driver.receives.len(), 7);
     // All four send slots are free again.
     for _ in 0..4 {
-        let _ = driver.broker.send_buf(P).unwrap();
+        let _ = driver.broker.allocate_send_buf(P).unwrap();
     }
 }
 
@@ -497,14 +497,14 @@ fn the_send_queue_never_overflows() {
 #[test]
 fn a_leave_message_follows_all_requests_and_ends_the_session_when_it_completes() {
     let mut driver = Driver::open(BrokerConfig { send_queue_depth: 2, ..config() });
-    let slot = driver.broker.send_buf(P).unwrap();
+    let slot = driver.broker.allocate_send_buf(P).unwrap();
     driver.broker.post_send(slot, 5).unwrap();
-    let unposted = driver.broker.send_buf(P).unwrap();
+    let unposted = driver.broker.allocate_send_buf(P).unwrap();
     let tickets = [(); 2].map(|()| driver.broker.post_read(P, segment(8), remote(1, 8)).unwrap());
     driver.broker.leave(P);
     assert_eq!((driver.broker.phase(P), driver.broker.epoch(P)), (Phase::Leaving, None));
     assert_eq!(driver.broker.post_send(unposted, 5), Err(PostError::NotOpen { peer: P }));
-    assert_eq!(driver.broker.send_buf(P), Err(PostError::NotOpen { peer: P }));
+    assert_eq!(driver.broker.allocate_send_buf(P), Err(PostError::NotOpen { peer: P }));
     let mut posts = Vec::new();
     for count in [2, 2] {
         driver.drain();
@@ -526,7 +526,7 @@ fn a_leave_message_follows_all_requests_and_ends_the_session_when_it_completes()
     assert_eq!(driver.broker.prepare(P), Ok(4));
     driver.broker.establish(P, 2, 4, Time::ZERO).unwrap();
     for _ in 0..4 {
-        let slot = driver.broker.send_buf(P).unwrap();
+        let slot = driver.broker.allocate_send_buf(P).unwrap();
         driver.broker.post_send(slot, 1).unwrap();
     }
 }
@@ -554,7 +554,7 @@ fn a_leave_message_of_the_peer_ends_the_session_after_its_messages() {
     // The peer may return.
     driver.prepare();
     driver.broker.establish(P, 2, 4, Time::ZERO).unwrap();
-    assert!(driver.broker.send_buf(P).is_ok());
+    assert!(driver.broker.allocate_send_buf(P).is_ok());
 }
 
 #[test]
@@ -580,7 +580,7 @@ fn leaving_without_an_open_session_closes_it() {
 fn messages_allocate_no_memory() {
     let mut driver = Driver::open(config());
     let round = |driver: &mut Driver, count: u32| {
-        let slot = driver.broker.send_buf(P).unwrap();
+        let slot = driver.broker.allocate_send_buf(P).unwrap();
         driver.broker.post_send(slot, 1).unwrap();
         driver.broker.post_write(P, segment(8), remote(1, 8)).unwrap();
         let slot = driver.deliver(4 + count).unwrap();

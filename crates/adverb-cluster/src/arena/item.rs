@@ -32,7 +32,7 @@ struct Allocation {
     len: u32,
 }
 
-/// An item that is being written: no [`RemotePtr`] to it exists yet. [`Arena::alloc`](super::Arena::alloc) returns it, and
+/// An item that is being written: no [`RemotePtr`] to it exists yet. [`Arena::allocate`](super::Arena::allocate) returns it, and
 /// [`publish`](Draft::publish) makes it an [`Item`]. Dropping it frees the memory.
 ///
 /// The bytes have arbitrary values at first, left from an earlier use.
@@ -42,7 +42,7 @@ struct Allocation {
 ///
 /// ```compile_fail,E0599
 /// # fn example(arena: adverb::cluster::Arena) -> Result<(), adverb::cluster::ArenaError> {
-/// let draft = arena.alloc(8)?;
+/// let draft = arena.allocate(8)?;
 /// let ptr = draft.remote_ptr(); // a draft has no pointer
 /// # Ok(())
 /// # }

@@ -52,11 +52,11 @@ type Result<T, E = ArenaError> = std::result::Result<T, E>;
 /// use adverb::verbs::{Access, Device};
 ///
 /// let domain = Device::open("soft")?.create_protection_domain()?;
-/// let arena = Arena::builder().slab_size(64 << 10).build(&[domain])?;
+/// let arena = Arena::builder().slab_size(64 << 10).create(&[domain])?;
 /// let segment = arena.allocate_segment(1 << 20, Access::REMOTE_READ)?;
 /// println!("segment {}: {:?}", segment.id, segment.kind);
 ///
-/// let item = arena.alloc_copy(b"a value")?;
+/// let item = arena.allocate_copy(b"a value")?;
 /// assert_eq!(item.to_vec(), b"a value");
 /// println!("{}", arena.stats());
 ///
@@ -165,7 +165,7 @@ impl ArenaBuilder {
     /// # Errors
     ///
     /// Returns [`ArenaError::InvalidOption`] if an option is out of range, or if there is no domain.
-    pub fn build(self, domains: &[ProtectionDomain]) -> Result<Arena> {
+    pub fn create(self, domains: &[ProtectionDomain]) -> Result<Arena> {
         if domains.is_empty() {
             let rule = "the arena needs at least one protection domain";
             return Err(ArenaError::InvalidOption { option: "domains", rule });
@@ -285,17 +285,17 @@ impl Arena {
     /// Returns [`ArenaError::ItemTooLarge`] if `len` exceeds the [slab size](ArenaBuilder::slab_size), and
     /// [`ArenaError::Full`] if no slot and no slab is free.
     #[inline]
-    pub fn alloc(&self, len: usize) -> Result<Draft> {
-        self.alloc_in(thread_number(), len)
+    pub fn allocate(&self, len: usize) -> Result<Draft> {
+        self.allocate_in(thread_number(), len)
     }
 
     /// Allocates an item of `len` bytes in a partition: any number, which is taken modulo the number of partitions.
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`alloc`](Arena::alloc).
+    /// Returns the same errors as [`allocate`](Arena::allocate).
     #[inline]
-    pub fn alloc_in(&self, partition: usize, len: usize) -> Result<Draft> {
+    pub fn allocate_in(&self, partition: usize, len: usize) -> Result<Draft> {
         let heap = &self.0.0.heap;
         let too_large = || ArenaError::ItemTooLarge { len, max: heap.classes().max_size() };
         let class = heap.classes().class_of(len).ok_or_else(too_large)?;
@@ -310,14 +310,14 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`alloc`](Arena::alloc).
-    pub fn alloc_copy(&self, bytes: &[u8]) -> Result<Item> {
-        let mut draft = self.alloc(bytes.len())?;
+    /// Returns the same errors as [`allocate`](Arena::allocate).
+    pub fn allocate_copy(&self, bytes: &[u8]) -> Result<Item> {
+        let mut draft = self.allocate(bytes.len())?;
         draft.write(0, bytes)?;
         Ok(draft.publish())
     }
 
-    /// Returns the partition of a key, for [`alloc_in`](Arena::alloc_in). Another arena assigns keys differently.
+    /// Returns the partition of a key, for [`allocate_in`](Arena::allocate_in). Another arena assigns keys differently.
     ///
     /// If one thread serves the keys of each partition, threads don't contend for locks.
     pub fn partition_of(&self, key: &(impl Hash + ?Sized)) -> usize {

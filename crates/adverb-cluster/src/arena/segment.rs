@@ -18,7 +18,7 @@ pub struct SegmentInfo {
     /// The kind of memory.
     pub kind: SegmentKind,
     /// The addresses and remote keys with which peers access the segment, one for each protection domain of the arena, in
-    /// the order of [`ArenaBuilder::build`](super::ArenaBuilder::build).
+    /// the order of [`ArenaBuilder::create`](super::ArenaBuilder::create).
     pub remotes: Vec<RemoteMemory>,
 }
 

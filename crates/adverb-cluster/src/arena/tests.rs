@@ -30,7 +30,7 @@ fn arena(domain: &ProtectionDomain, slab_count: usize, access: Access) -> Arena 
         .epoch(7)
         .slab_size(SLAB_SIZE)
         .partitions(4)
-        .build(std::slice::from_ref(domain))
+        .create(std::slice::from_ref(domain))
         .unwrap();
     let segment = arena.allocate_segment(slab_count * SLAB_SIZE, access).unwrap();
     assert_eq!(segment.len, slab_count * SLAB_SIZE);
@@ -74,7 +74,7 @@ impl End {
     fn read(&self, segment: &SegmentInfo, domain: usize, ptr: RemotePtr) -> Vec<u8> {
         let remote = segment.remotes[domain];
         ptr.check(3, 7, remote.len).unwrap();
-        let buffer = self.domain.buffer(ptr.len as usize).unwrap();
+        let buffer = self.domain.allocate_buffer(ptr.len as usize).unwrap();
         let completion = self.run(SendRequest::read(buffer, remote.at(ptr.offset)));
         completion.result().unwrap();
         completion.into_buffer().unwrap().to_vec()
@@ -90,7 +90,7 @@ fn a_peer_reads_published_items() {
     let mut items = Vec::new();
     for len in [1, 8, 63, 64, 65, 1000, 5000, SLAB_SIZE] {
         let bytes: Vec<u8> = (0..len).map(|index| (index * 7 + len) as u8).collect();
-        let mut draft = arena.alloc(len).unwrap();
+        let mut draft = arena.allocate(len).unwrap();
         assert!(draft.len() == len && draft.capacity() >= len);
         let (head, tail) = bytes.split_at(len / 2);
         draft.write(0, head).unwrap();
@@ -125,14 +125,14 @@ fn a_peer_has_the_rights_of_the_segment_and_no_others() {
         (Access::REMOTE_ATOMIC, [false, false, true]),
     ] {
         let arena = arena(&domain, 1, access);
-        let item = arena.alloc_copy(&[0; 64]).unwrap();
+        let item = arena.allocate_copy(&[0; 64]).unwrap();
         let segment = &arena.segments()[0];
         assert_eq!(segment.access, access | Access::LOCAL_WRITE);
         let remote = segment.remotes[0].at(item.remote_ptr().offset);
         for (index, is_allowed) in expected.into_iter().enumerate() {
             // A refused request ends the connection.
             let (_server, client) = End::pair(&domain, &domain);
-            let buffer = domain.buffer(8).unwrap();
+            let buffer = domain.allocate_buffer(8).unwrap();
             let request = match index {
                 0 => SendRequest::read(buffer, remote),
                 1 => SendRequest::write(buffer, remote),
@@ -152,12 +152,13 @@ fn requests_use_items_as_their_memory() {
     let arena = arena(&domain, 2, Access::REMOTE_READ | Access::REMOTE_WRITE);
     let (_server, client) = End::pair(&domain, &domain);
     let segment = &arena.segments()[0];
-    let (source, target) = (arena.alloc_copy(b"from here").unwrap(), arena.alloc_copy(&[0; 20]).unwrap());
+    let (source, target) =
+        (arena.allocate_copy(b"from here").unwrap(), arena.allocate_copy(&[0; 20]).unwrap());
     let remote = segment.remotes[0].at(target.remote_ptr().offset);
     client.run(SendRequest::write(source.slice(0, 5..9).unwrap(), remote)).result().unwrap();
     assert_eq!(&target.to_vec()[..5], b"here\0");
     // A READ fills a draft.
-    let mut draft = arena.alloc(9).unwrap();
+    let mut draft = arena.allocate(9).unwrap();
     draft.write(0, &[1; 9]).unwrap();
     let remote = segment.remotes[0].at(source.remote_ptr().offset);
     client.run(SendRequest::read(draft.slice(0, 0..9).unwrap(), remote)).result().unwrap();
@@ -176,17 +177,17 @@ fn segments_are_registered_in_every_domain() {
         device.create_protection_domain().unwrap()
     });
     let domains = [one.clone(), other.clone()];
-    let arena = Arena::builder().member(3).epoch(7).slab_size(SLAB_SIZE).build(&domains).unwrap();
+    let arena = Arena::builder().member(3).epoch(7).slab_size(SLAB_SIZE).create(&domains).unwrap();
     let segment = arena.allocate_segment(SLAB_SIZE, Access::REMOTE_READ).unwrap();
     assert_eq!(segment.remotes.len(), 2);
-    let item = arena.alloc_copy(b"by either device").unwrap();
+    let item = arena.allocate_copy(b"by either device").unwrap();
     for (index, domain) in domains.iter().enumerate() {
         let (_server, client) = End::pair(domain, &peer);
         assert_eq!(client.read(&segment, index, item.remote_ptr()), b"by either device");
     }
     // A lent region must be registered in one of the arena's domains.
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
-    let region = other.region(4096, access).unwrap();
+    let region = other.allocate_region(4096, access).unwrap();
     region.write(100, b"lent").unwrap();
     let lent = arena.lend_segment(region.clone()).unwrap();
     assert_eq!((lent.kind, lent.len, lent.access), (SegmentKind::Lent, 4096, access));
@@ -195,7 +196,7 @@ fn segments_are_registered_in_every_domain() {
         let (_server, client) = End::pair(domain, &peer);
         assert_eq!(client.read(&lent, index, ptr), b"lent");
     }
-    let foreign = peer.region(4096, access).unwrap();
+    let foreign = peer.allocate_region(4096, access).unwrap();
     assert!(
         matches!(arena.lend_segment(foreign), Err(ArenaError::ForeignRegion { domain }) if domain == peer.id())
     );
@@ -213,14 +214,14 @@ fn memory_is_deregistered_with_the_last_item_of_a_withdrawn_segment() {
     let before = region_count();
     let arena = arena(&domain, 2, Access::REMOTE_READ);
     let first = arena.segments()[0].id;
-    let items: Vec<Item> = (0..5).map(|_| arena.alloc_copy(b"old").unwrap()).collect();
+    let items: Vec<Item> = (0..5).map(|_| arena.allocate_copy(b"old").unwrap()).collect();
     let second = arena.allocate_segment(1, Access::REMOTE_READ).unwrap();
     assert_eq!((second.id, second.len), (first + 1, SLAB_SIZE));
     let withdrawal = arena.withdraw(first).unwrap();
     assert_eq!((withdrawal.item_count(), withdrawal.is_released()), (5, false));
     assert!(matches!(arena.withdraw(first), Err(ArenaError::UnknownSegment { segment }) if segment == first));
     // New items are in the other segment, and old ones stay.
-    let new = arena.alloc_copy(b"new").unwrap();
+    let new = arena.allocate_copy(b"new").unwrap();
     assert_eq!(new.remote_ptr().segment, second.id);
     assert!(items.iter().all(|item| item.to_vec() == b"old"));
     assert_eq!(region_count(), before + 2);
@@ -240,7 +241,7 @@ fn memory_is_deregistered_with_the_last_item_of_a_withdrawn_segment() {
 fn pointers_to_other_members_and_epochs_are_refused() {
     let domain = domain();
     let arena = arena(&domain, 1, Access::REMOTE_READ);
-    let ptr = arena.alloc_copy(&[1; 100]).unwrap().remote_ptr();
+    let ptr = arena.allocate_copy(&[1; 100]).unwrap().remote_ptr();
     let refused = |ptr: RemotePtr, len: usize| match arena.read(ptr, &mut vec![0; len]) {
         Err(ArenaError::InvalidPointer(error)) => error,
         other => panic!("{other:?}"),
@@ -265,7 +266,7 @@ fn access_outside_an_item_is_refused() {
     let domain = domain();
     let arena = arena(&domain, 1, Access::REMOTE_WRITE);
     // The item is shorter than its slot.
-    let mut draft = arena.alloc(100).unwrap();
+    let mut draft = arena.allocate(100).unwrap();
     assert!(matches!(draft.write(99, &[0; 2]), Err(ArenaError::OutOfBounds { item_len: 100, .. })));
     assert!(matches!(draft.read(usize::MAX, &mut [0; 2]), Err(ArenaError::OutOfBounds { .. })));
     let item = draft.publish();
@@ -277,11 +278,11 @@ fn access_outside_an_item_is_refused() {
     let mut bytes = [0; 8];
     item.read(88, &mut bytes).unwrap();
     assert_eq!(&bytes, b"in place");
-    assert!(matches!(arena.alloc(SLAB_SIZE + 1), Err(ArenaError::ItemTooLarge { max: SLAB_SIZE, .. })));
-    assert!(matches!(arena.alloc(usize::MAX), Err(ArenaError::ItemTooLarge { .. })));
-    assert!(matches!(Arena::builder().build(&[]), Err(ArenaError::InvalidOption { option: "domains", .. })));
+    assert!(matches!(arena.allocate(SLAB_SIZE + 1), Err(ArenaError::ItemTooLarge { max: SLAB_SIZE, .. })));
+    assert!(matches!(arena.allocate(usize::MAX), Err(ArenaError::ItemTooLarge { .. })));
+    assert!(matches!(Arena::builder().create(&[]), Err(ArenaError::InvalidOption { option: "domains", .. })));
     for count in [0, 4097] {
-        let refused = Arena::builder().partitions(count).build(std::slice::from_ref(&domain));
+        let refused = Arena::builder().partitions(count).create(std::slice::from_ref(&domain));
         assert!(matches!(refused, Err(ArenaError::InvalidOption { option: "partitions", .. })), "{count}");
     }
     for len in [0, usize::MAX] {
@@ -295,13 +296,13 @@ fn a_full_arena_recovers_and_items_are_freed_in_bulk() {
     let domain = domain();
     let [one, other] = [4, 2].map(|slab_count| arena(&domain, slab_count, Access::REMOTE_READ));
     let fill = |arena: &Arena, len: usize| -> Vec<Item> {
-        std::iter::from_fn(|| arena.alloc(len).ok().map(Draft::publish)).collect()
+        std::iter::from_fn(|| arena.allocate(len).ok().map(Draft::publish)).collect()
     };
     for len in [64, 700, SLAB_SIZE, 3000] {
         let mut items = fill(&one, len);
         let slots_per_slab = SLAB_SIZE / one.slot_size(len).unwrap();
         assert_eq!(items.len(), 4 * slots_per_slab);
-        let failure = one.alloc(len).unwrap_err();
+        let failure = one.allocate(len).unwrap_err();
         assert!(matches!(failure, ArenaError::Full { .. }), "{failure}");
         items.extend(fill(&other, len));
         let pointers: HashSet<_> = items.iter().map(Item::remote_ptr).collect();
@@ -333,7 +334,8 @@ fn keys_have_partitions_and_partitions_have_slabs() {
     assert!(counts.len() == 4 && counts.iter().all(|count| (600..1400).contains(count)), "{counts:?}");
     // Items of different partitions are in different slabs.
     let slab = |item: &Item| item.remote_ptr().offset / SLAB_SIZE as u64;
-    let items: Vec<Item> = (0..8).map(|partition| arena.alloc_in(partition, 64).unwrap().publish()).collect();
+    let items: Vec<Item> =
+        (0..8).map(|partition| arena.allocate_in(partition, 64).unwrap().publish()).collect();
     let slabs: HashSet<u64> = items.iter().map(slab).collect();
     assert_eq!(slabs.len(), 4);
     assert!((0..4).all(|partition| slab(&items[partition]) == slab(&items[partition + 4])));
@@ -343,11 +345,11 @@ fn keys_have_partitions_and_partitions_have_slabs() {
 fn stats_account_for_every_byte() {
     let domain = domain();
     let arena = arena(&domain, 8, Access::REMOTE_READ);
-    let region = domain.region(4096, Access::LOCAL_WRITE).unwrap();
+    let region = domain.allocate_region(4096, Access::LOCAL_WRITE).unwrap();
     arena.lend_segment(region).unwrap();
     // 100 bytes in slots of 128; 2600 bytes in slots of 2688, of which 6 fit into a slab.
-    let mut items: Vec<Item> = (0..200).map(|_| arena.alloc_in(0, 100).unwrap().publish()).collect();
-    items.extend((0..8).map(|_| arena.alloc_in(0, 2600).unwrap().publish()));
+    let mut items: Vec<Item> = (0..200).map(|_| arena.allocate_in(0, 100).unwrap().publish()).collect();
+    items.extend((0..8).map(|_| arena.allocate_in(0, 2600).unwrap().publish()));
     let stats = arena.stats();
     assert_eq!(
         (stats.segment_count, stats.allocated_bytes, stats.lent_bytes),
@@ -395,7 +397,7 @@ fn threads_allocate_and_free_at_the_same_time() {
                 let mut held = Vec::new();
                 for round in 0..3000usize {
                     let len = 1 + round * 37 % 900;
-                    let mut draft = arena.alloc(len).unwrap();
+                    let mut draft = arena.allocate(len).unwrap();
                     draft.write(0, &vec![thread; len]).unwrap();
                     held.push(draft.publish());
                     if held.len() == 40 {

@@ -53,7 +53,7 @@ impl Broker {
     /// Announces the segments of an arena to all peers, now and when they change. Peers use them with a [`RemotePtr`].
     ///
     /// A message arrives after the keys of the segments that existed when its slot was taken
-    /// ([`send_buf`](Broker::send_buf)), so a peer that receives a pointer in a message can use it. A peer that has the
+    /// ([`allocate_send_buf`](Broker::allocate_send_buf)), so a peer that receives a pointer in a message can use it. A peer that has the
     /// pointer from elsewhere, for example from an earlier session, waits for
     /// [`Event::SegmentsChanged`](super::Event::SegmentsChanged). A segment that is [withdrawn](Arena::withdraw) stays
     /// registered until the peers know, so no transfer of a peer fails.

@@ -17,7 +17,7 @@ const SEGMENT_SIZE: usize = 64 << 10;
 /// An arena of member 1, in the epoch of the second broker of a [`pair`].
 fn arena(domain: &ProtectionDomain) -> Arena {
     let builder = Arena::builder().member(1).epoch(20).slab_size(SEGMENT_SIZE);
-    builder.build(std::slice::from_ref(domain)).unwrap()
+    builder.create(std::slice::from_ref(domain)).unwrap()
 }
 
 fn is_known(broker: &Broker, ptr: RemotePtr) -> bool {
@@ -41,14 +41,14 @@ fn pointers_are_checked_and_used() {
     let (mut log_a, mut log_b) = (Log::default(), Log::default());
     let arena = arena(&domain);
     let segment = arena.allocate_segment(SEGMENT_SIZE, ACCESS).unwrap();
-    let item = arena.alloc_copy(b"a value").unwrap();
+    let item = arena.allocate_copy(b"a value").unwrap();
     let ptr = item.remote_ptr();
-    let refused = a.post_read(PEER, domain.buffer(7).unwrap(), ptr).unwrap_err();
+    let refused = a.post_read(PEER, domain.allocate_buffer(7).unwrap(), ptr).unwrap_err();
     assert_eq!(refused.error, RemotePtrError::UnknownSegment { segment: segment.id }.into());
 
     b.publish(&arena).unwrap();
     poll_both(&mut a, &mut b, |a, _| is_known(a, ptr));
-    a.post_read(PEER, domain.buffer(7).unwrap(), ptr).unwrap();
+    a.post_read(PEER, domain.allocate_buffer(7).unwrap(), ptr).unwrap();
     poll_until(&mut [(&mut a, &mut log_a), (&mut b, &mut log_b)], |logs| logs[0].completed.len() == 1);
     assert_eq!(&log_a.take_buffer()[..], b"a value");
     a.post_write(PEER, buffer(&domain, b"VALUE"), ptr.part(2..7).unwrap()).unwrap();
@@ -58,7 +58,7 @@ fn pointers_are_checked_and_used() {
     let remote = a.resolve(PEER, ptr).unwrap();
     let mut batch = vec![Transfer {
         operation: TransferOperation::Read,
-        local: domain.buffer(7).unwrap().into(),
+        local: domain.allocate_buffer(7).unwrap().into(),
         remote,
     }];
     a.post_batch(PEER, &mut batch).unwrap();
@@ -80,12 +80,12 @@ fn pointers_are_checked_and_used() {
         ),
     ];
     for (ptr, error) in refusals {
-        let refused = a.post_read(PEER, domain.buffer(7).unwrap(), ptr).unwrap_err();
+        let refused = a.post_read(PEER, domain.allocate_buffer(7).unwrap(), ptr).unwrap_err();
         assert_eq!(refused.error, TransferError::Pointer(error));
         assert_eq!(refused.payload.len(), 7, "the payload is returned");
     }
     // The local range is longer than the pointer's.
-    let refused = a.post_read(PEER, domain.buffer(8).unwrap(), ptr).unwrap_err();
+    let refused = a.post_read(PEER, domain.allocate_buffer(8).unwrap(), ptr).unwrap_err();
     assert!(matches!(refused.error, TransferError::Post(PostError::OutOfBounds { .. })));
     assert!(log_a.messages.is_empty() && log_a.ended.is_empty() && log_b.ended.is_empty());
 }
@@ -96,7 +96,8 @@ fn a_withdrawn_segment_stays_until_the_peer_has_confirmed() {
     let arena = arena(&domain);
     b.publish(&arena).unwrap();
     let first = arena.allocate_segment(SEGMENT_SIZE, ACCESS).unwrap().id;
-    let second = arena.lend_segment(domain.region(4096, ACCESS | Access::LOCAL_WRITE).unwrap()).unwrap().id;
+    let second =
+        arena.lend_segment(domain.allocate_region(4096, ACCESS | Access::LOCAL_WRITE).unwrap()).unwrap().id;
     let [in_first, in_second] = [first, second].map(|id| arena.remote_ptr(id, 0..64).unwrap());
     poll_both(&mut a, &mut b, |a, _| is_known(a, in_first) && is_known(a, in_second));
 
@@ -111,7 +112,7 @@ fn a_withdrawn_segment_stays_until_the_peer_has_confirmed() {
     // The peer posted its transfers before the withdrawal arrived, so they succeed.
     let mut log = Log::default();
     for _ in 0..4 {
-        a.post_read(PEER, domain.buffer(64).unwrap(), in_second).unwrap();
+        a.post_read(PEER, domain.allocate_buffer(64).unwrap(), in_second).unwrap();
     }
     let started = Instant::now();
     while !withdrawal.is_released() {
@@ -121,7 +122,7 @@ fn a_withdrawn_segment_stays_until_the_peer_has_confirmed() {
     }
     assert_eq!(log.completed.len(), 4, "the peer confirms after its transfers");
     assert!(log.completed.iter().all(|(_, result, _)| result.is_ok()) && log.ended.is_empty());
-    let refused = a.post_read(PEER, domain.buffer(64).unwrap(), in_second).unwrap_err();
+    let refused = a.post_read(PEER, domain.allocate_buffer(64).unwrap(), in_second).unwrap_err();
     assert_eq!(refused.error, RemotePtrError::UnknownSegment { segment: second }.into());
     assert!(is_known(&a, in_first));
 }
@@ -174,7 +175,7 @@ fn keys_precede_the_messages_of_a_session() {
     let arena = arena(&domain);
     arena.allocate_segment(SEGMENT_SIZE, ACCESS).unwrap();
     b.publish(&arena).unwrap();
-    let item = arena.alloc_copy(b"a value").unwrap();
+    let item = arena.allocate_copy(b"a value").unwrap();
     let (offer_of_a, offer_of_b) = (a.prepare(PEER).unwrap(), b.prepare(PEER).unwrap());
     // The queue pair of `a` is connected, but its session is opened later.
     a.peers[0].link.as_ref().unwrap().queue_pair.connect(&offer_of_b.endpoint).unwrap();
@@ -192,7 +193,7 @@ fn keys_precede_the_messages_of_a_session() {
         a.poll(|a, event| {
             if let Event::Message { bytes, .. } = event {
                 let ptr = RemotePtr::from_bytes(bytes).unwrap();
-                let local = a.protection_domain().buffer(ptr.len as usize).unwrap();
+                let local = a.protection_domain().allocate_buffer(ptr.len as usize).unwrap();
                 a.post_read(PEER, local, ptr).unwrap();
             } else {
                 log.record(event);
@@ -278,7 +279,7 @@ fn invalid_control_messages_end_the_session() {
     ];
     for message in messages {
         let (mut a, mut b, _domain) = pair(small());
-        let mut slot = a.send_buf(PEER).unwrap();
+        let mut slot = a.allocate_send_buf(PEER).unwrap();
         slot.write(&message).unwrap();
         a.post_control(slot).unwrap();
         let (mut log_a, mut log_b) = (Log::default(), Log::default());

@@ -61,12 +61,12 @@ const MAX_SEGMENTS: u32 = 4;
 /// The broker of one thread: its sessions with the peers, each over a queue pair (RC) of its own.
 ///
 /// A broker belongs to one thread, and shares no lock with other brokers. It sends messages from slots
-/// ([`send_buf`](Broker::send_buf), [`post_send`](Broker::post_send)), and transfers data to and from the memory of peers
+/// ([`allocate_send_buf`](Broker::allocate_send_buf), [`post_send`](Broker::post_send)), and transfers data to and from the memory of peers
 /// ([`post_write`](Broker::post_write), [`post_read`](Broker::post_read) and others). Requests to a peer wait until there are
 /// [`doorbell_batch`](BrokerConfig::doorbell_batch) of them, until [`flush`](Broker::flush) or [`flush_all`](Broker::flush_all), or
 /// until the end of the poll.
 ///
-/// [`Cluster::broker`](crate::Cluster::broker) returns a broker whose sessions the cluster establishes. The example shows
+/// [`Cluster::take_broker`](crate::Cluster::take_broker) returns a broker whose sessions the cluster establishes. The example shows
 /// brokers without a cluster.
 ///
 /// [`poll`](Broker::poll) passes [events](Event) to a handler in the caller's thread. The handler has the broker, so it
@@ -87,7 +87,7 @@ const MAX_SEGMENTS: u32 = 4;
 /// a.establish(peer, &offer_of_b)?;
 /// b.establish(peer, &offer_of_a)?;
 ///
-/// let mut slot = a.send_buf(peer)?;
+/// let mut slot = a.allocate_send_buf(peer)?;
 /// slot.write(b"request")?;
 /// a.post_send(slot)?;
 /// a.flush_all();
@@ -96,7 +96,7 @@ const MAX_SEGMENTS: u32 = 4;
 /// while reply.is_none() {
 ///     b.poll(|b, event| {
 ///         if let Event::Message { from, bytes } = event {
-///             let mut slot = b.send_buf(from).expect("a credit");
+///             let mut slot = b.allocate_send_buf(from).expect("a credit");
 ///             slot.write(bytes).expect("the same length");
 ///             b.post_send(slot).expect("an open session"); // posted at the end of the poll
 ///         }

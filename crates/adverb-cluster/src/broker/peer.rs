@@ -104,7 +104,7 @@ impl Peer {
         let size = config.slot_size as usize;
         if !self.is_allocated {
             let (send, recv) = (usize::from(config.send_slots), usize::from(config.recv_queue_depth()));
-            let mut memory = domain.buffer((send + recv) * size)?;
+            let mut memory = domain.allocate_buffer((send + recv) * size)?;
             let mut buffers = Vec::with_capacity(send + recv);
             while memory.capacity() > size {
                 let rest = memory.split_off(size)?;
@@ -122,11 +122,11 @@ impl Peer {
             self.is_allocated = true;
         }
         while self.lost_send_buffers > 0 {
-            self.free_send_buffers.push(domain.buffer(size)?);
+            self.free_send_buffers.push(domain.allocate_buffer(size)?);
             self.lost_send_buffers -= 1;
         }
         while self.lost_recv_buffers > 0 {
-            self.free_recv_buffers.push(domain.buffer(size)?);
+            self.free_recv_buffers.push(domain.allocate_buffer(size)?);
             self.lost_recv_buffers -= 1;
         }
         Ok(())

@@ -24,13 +24,13 @@ pub struct Transfer {
 }
 
 impl Broker {
-    /// Takes a slot for a message to a peer.
+    /// Allocates a slot for a message to a peer.
     ///
     /// # Errors
     ///
     /// Returns [`PostError::NotOpen`] without a session, and [`PostError::WouldBlock`] if the slots, the peer's credits or
     /// the request queue are exhausted; [`Event::Unblocked`](super::Event::Unblocked) follows.
-    pub fn send_buf(&mut self, peer: PeerId) -> Result<SendBuf, PostError> {
+    pub fn allocate_send_buf(&mut self, peer: PeerId) -> Result<SendBuf, PostError> {
         // The keys of segments precede the messages that may contain pointers to them.
         if self.has_due_keys(peer) {
             self.update_segments();
@@ -42,7 +42,7 @@ impl Broker {
     /// Takes a slot for a message of the application, or a control message.
     pub(super) fn take_send_buf(&mut self, peer: PeerId) -> Result<SendBuf, PostError> {
         self.take_returned_slots();
-        let slot = self.core.send_buf(peer)?;
+        let slot = self.core.allocate_send_buf(peer)?;
         let state = self.peers.get_mut(usize::from(peer.0));
         match state.and_then(|state| state.free_send_buffers.pop()) {
             Some(mut buffer) => {
@@ -97,10 +97,10 @@ impl Broker {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`send_buf`](Broker::send_buf), and [`PostError::MessageTooLong`] if the message is longer than a
+    /// Returns the errors of [`allocate_send_buf`](Broker::allocate_send_buf), and [`PostError::MessageTooLong`] if the message is longer than a
     /// slot.
     pub fn send(&mut self, peer: PeerId, bytes: &[u8]) -> Result<(), PostError> {
-        let mut message = self.send_buf(peer)?;
+        let mut message = self.allocate_send_buf(peer)?;
         message.write(bytes)?;
         self.post_send(message)
     }

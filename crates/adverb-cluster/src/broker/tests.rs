@@ -94,7 +94,7 @@ fn range(region: &MemoryRegion, epoch: u64, offset: u64, len: u64) -> RemoteRang
 }
 
 pub(super) fn buffer(domain: &ProtectionDomain, bytes: &[u8]) -> Buffer {
-    let mut buffer = domain.buffer(bytes.len()).unwrap();
+    let mut buffer = domain.allocate_buffer(bytes.len()).unwrap();
     buffer.copy_from_slice(bytes);
     buffer
 }
@@ -103,7 +103,7 @@ pub(super) fn buffer(domain: &ProtectionDomain, bytes: &[u8]) -> Buffer {
 fn all_operations_transfer_the_right_bytes() {
     let (mut a, mut b, domain) = pair(small());
     let (mut log_a, mut log_b) = (Log::default(), Log::default());
-    let region = domain.region(4096, ALL).unwrap();
+    let region = domain.allocate_region(4096, ALL).unwrap();
     let peer = PeerId(0);
 
     a.post_write(peer, buffer(&domain, b"written"), range(&region, 20, 0, 7)).unwrap();
@@ -118,16 +118,16 @@ fn all_operations_transfer_the_right_bytes() {
     log_a.take_buffer();
     assert_eq!(log_b.immediates, [(0, 9)], "immediate data 0 is delivered like any other");
 
-    let read = domain.buffer(9).unwrap();
+    let read = domain.allocate_buffer(9).unwrap();
     a.post_read(peer, read, range(&region, 20, 100, 9)).unwrap();
     poll_until(&mut [(&mut a, &mut log_a), (&mut b, &mut log_b)], |logs| logs[0].completed.len() == 1);
     assert_eq!(&log_a.take_buffer()[..], b"announced");
 
     let word = range(&region, 20, 200, 8);
-    a.post_fetch_add(peer, domain.buffer(8).unwrap(), word, 5).unwrap();
+    a.post_fetch_add(peer, domain.allocate_buffer(8).unwrap(), word, 5).unwrap();
     poll_until(&mut [(&mut a, &mut log_a), (&mut b, &mut log_b)], |logs| logs[0].completed.len() == 1);
     assert_eq!(log_a.take_buffer()[..], 0u64.to_ne_bytes());
-    a.post_compare_swap(peer, domain.buffer(8).unwrap(), word, 5, 77).unwrap();
+    a.post_compare_swap(peer, domain.allocate_buffer(8).unwrap(), word, 5, 77).unwrap();
     poll_until(&mut [(&mut a, &mut log_a), (&mut b, &mut log_b)], |logs| logs[0].completed.len() == 1);
     assert_eq!(log_a.take_buffer()[..], 5u64.to_ne_bytes());
 
@@ -140,7 +140,7 @@ fn all_operations_transfer_the_right_bytes() {
         },
         Transfer {
             operation: TransferOperation::Read,
-            local: domain.buffer(8).unwrap().into(),
+            local: domain.allocate_buffer(8).unwrap().into(),
             remote: range(&region, 20, 200, 8),
         },
     ];
@@ -209,7 +209,7 @@ fn a_handler_can_post_requests() {
     while log.messages.len() < 4 {
         b.poll(|b, event| {
             if let Event::Message { from, bytes } = event {
-                let mut slot = b.send_buf(from).unwrap();
+                let mut slot = b.allocate_send_buf(from).unwrap();
                 slot.write(b"echo ").unwrap();
                 slot.write(bytes).unwrap();
                 b.post_send(slot).unwrap();
@@ -264,15 +264,15 @@ fn a_failed_request_ends_its_session_only() {
     let (mut log_a, mut log_b, mut log_c) = (Log::default(), Log::default(), Log::default());
 
     // A READ with an invalid key, requests behind it in flight, and requests that still wait.
-    let region = domain.region(4096, ALL).unwrap();
+    let region = domain.allocate_region(4096, ALL).unwrap();
     let mut invalid = range(&region, 2, 0, 8);
     invalid.memory.rkey ^= 0x5a5a_5a00;
-    let mut tickets = vec![a.post_read(to_b, domain.buffer(8).unwrap(), invalid).unwrap()];
+    let mut tickets = vec![a.post_read(to_b, domain.allocate_buffer(8).unwrap(), invalid).unwrap()];
     tickets.push(a.post_write(to_b, buffer(&domain, b"later"), range(&region, 2, 0, 5)).unwrap());
     a.send(to_b, b"never received").unwrap();
     a.flush(to_b);
     tickets.push(a.post_write(to_b, buffer(&domain, b"last"), range(&region, 2, 0, 4)).unwrap());
-    let held = a.send_buf(to_b).unwrap();
+    let held = a.allocate_send_buf(to_b).unwrap();
     a.send(to_c, b"to c").unwrap();
     poll_until(&mut [(&mut a, &mut log_a), (&mut b, &mut log_b), (&mut c, &mut log_c)], |logs| {
         !logs[0].ended.is_empty() && !logs[1].ended.is_empty() && !logs[2].messages.is_empty()
@@ -305,7 +305,7 @@ fn a_failed_request_ends_its_session_only() {
 #[test]
 fn refused_transfers_return_their_payload() {
     let (mut a, _b, domain) = pair(small());
-    let region = domain.region(4096, ALL).unwrap();
+    let region = domain.allocate_region(4096, ALL).unwrap();
     let refused = a.post_write(PeerId(0), buffer(&domain, b"old"), range(&region, 19, 0, 3)).unwrap_err();
     assert!(matches!(
         refused.error,
@@ -314,11 +314,11 @@ fn refused_transfers_return_their_payload() {
     assert_eq!(&refused.payload.into_buffer().unwrap()[..], b"old");
     let refused = a.post_write(PeerId(0), buffer(&domain, b"long"), range(&region, 20, 0, 3)).unwrap_err();
     assert!(matches!(refused.error, TransferError::Post(PostError::OutOfBounds { .. })));
-    let segments: Vec<Buffer> = (0..5).map(|_| domain.buffer(1).unwrap()).collect();
+    let segments: Vec<Buffer> = (0..5).map(|_| domain.allocate_buffer(1).unwrap()).collect();
     let refused = a.post_write(PeerId(0), segments, range(&region, 20, 0, 5)).unwrap_err();
     assert!(matches!(refused.error, TransferError::TooManySegments { count: 5, max: 4 }));
     assert!(matches!(a.send(PeerId(7), b"nobody"), Err(PostError::NotOpen { .. })));
-    let mut slot = a.send_buf(PeerId(0)).unwrap();
+    let mut slot = a.allocate_send_buf(PeerId(0)).unwrap();
     assert!(matches!(slot.write(&[0; 257]), Err(PostError::MessageTooLong { len: 257, max: 256 })));
 }
 
@@ -326,16 +326,16 @@ fn refused_transfers_return_their_payload() {
 fn dropped_slots_return_to_the_broker() {
     let (mut a, _b, _domain) = pair(small());
     for _ in 0..100 {
-        drop(a.send_buf(PeerId(0)).unwrap());
+        drop(a.allocate_send_buf(PeerId(0)).unwrap());
     }
-    let slots: Vec<SendBuf> = std::iter::from_fn(|| a.send_buf(PeerId(0)).ok()).collect();
+    let slots: Vec<SendBuf> = std::iter::from_fn(|| a.allocate_send_buf(PeerId(0)).ok()).collect();
     assert_eq!(slots.len(), 8);
 }
 
 #[test]
 fn filtered_polls_deliver_only_their_events() {
     let (mut a, mut b, domain) = pair(small());
-    let region = domain.region(64, ALL).unwrap();
+    let region = domain.allocate_region(64, ALL).unwrap();
     let (mut sends, mut receives, mut others) = (Log::default(), Log::default(), Log::default());
     a.post_write(PeerId(0), buffer(&domain, b"x"), range(&region, 20, 0, 1)).unwrap();
     a.flush_all();
@@ -374,7 +374,7 @@ fn read_byte(a: &mut Broker, b: &mut Broker, region: &MemoryRegion, domain: &Pro
 #[test]
 fn a_peer_cannot_queue_more_immediate_data_than_it_has_credits() {
     let (mut a, mut b, domain) = pair(small());
-    let region = domain.region(64, ALL).unwrap();
+    let region = domain.allocate_region(64, ALL).unwrap();
     let peer = PeerId(0);
     let write = |b: &mut Broker| b.post_write_with_imm(peer, (), range(&region, 10, 0, 0), 7);
     let mut written = 0;

@@ -74,7 +74,7 @@ fn join_under_attack(attack: Attack, count: usize) -> Duration {
     let addr = ports.0[0].local_addr().unwrap();
     let (stop, opened) = (AtomicBool::new(false), AtomicUsize::new(0));
     let a = ports.builder(0).key(&Key::new([7; 32]).unwrap()).join("a").unwrap();
-    let mut broker_a = a.broker(0).unwrap();
+    let mut broker_a = a.take_broker(0).unwrap();
     // The list of members is no secret.
     let hello =
         Hello { cluster: a.shared.local.cluster, from: 1, to: 0, thread: 0, purpose: Purpose::Session };
@@ -87,7 +87,7 @@ fn join_under_attack(attack: Attack, count: usize) -> Duration {
             assert!(started.elapsed() < TEST_DEADLINE);
         }
         let b = ports.builder(1).key(&Key::new([7; 32]).unwrap()).join("b").unwrap();
-        let mut broker_b = b.broker(0).unwrap();
+        let mut broker_b = b.take_broker(0).unwrap();
         let started = Instant::now();
         await_open((&mut broker_a, PeerId(1)), (&mut broker_b, PeerId(0)));
         let elapsed = started.elapsed();
@@ -165,7 +165,7 @@ fn a_forged_epoch_does_not_exclude_a_member() {
     // The forged session ends no earlier than the test.
     let options = ConnectOptions::new().ack_timeout(24);
     let a = ports.builder(0).connect_options(options).join("a").unwrap();
-    let mut broker_a = a.broker(0).unwrap();
+    let mut broker_a = a.take_broker(0).unwrap();
     assert!(forge(&a, addr, u64::MAX, || drop(broker_a.poll(|_, _| ()))));
     let started = Instant::now();
     while broker_a.peer_epoch(PeerId(1)) != Some(u64::MAX) {
@@ -173,7 +173,7 @@ fn a_forged_epoch_does_not_exclude_a_member() {
         assert!(started.elapsed() < TEST_DEADLINE);
     }
     let b = ports.join(1, 1);
-    let mut broker_b = b.broker(0).unwrap();
+    let mut broker_b = b.take_broker(0).unwrap();
     let started = Instant::now();
     while broker_a.peer_epoch(PeerId(1)) != Some(b.epoch()) {
         broker_a.poll(|_, _| ()).unwrap();
@@ -189,7 +189,7 @@ fn a_thread_that_does_not_poll_collects_no_commands() {
     let ports = Ports::new(2);
     let addr = ports.0[0].local_addr().unwrap();
     let a = ports.join(0, 1);
-    let mut broker_a = a.broker(0).unwrap();
+    let mut broker_a = a.take_broker(0).unwrap();
     let max = place_count(2);
     let mailbox = Arc::clone(&a.shared.threads[0].mailbox);
     for _ in 0..4 * max {
@@ -211,7 +211,7 @@ fn a_member_that_reconnects_cannot_fill_the_event_queue() {
     let ports = Ports::new(3);
     let addr = ports.0[0].local_addr().unwrap();
     let a = ports.join(0, 1);
-    let mut broker_a = a.broker(0).unwrap();
+    let mut broker_a = a.take_broker(0).unwrap();
     let mut accepted_count = 0;
     for epoch in 0..40 {
         // The application waits for another member.
@@ -228,6 +228,6 @@ fn a_member_that_reconnects_cannot_fill_the_event_queue() {
     broker_a.poll(|_, event| opened_count += opened(event)).unwrap();
     assert!(opened_count > 0);
     let b = ports.join(1, 1);
-    let mut broker_b = b.broker(0).unwrap();
+    let mut broker_b = b.take_broker(0).unwrap();
     await_open((&mut broker_a, PeerId(1)), (&mut broker_b, PeerId(0)));
 }

@@ -73,7 +73,7 @@ type Result<T, E = ClusterError> = std::result::Result<T, E>;
 ///     .join("a")?;
 /// std::thread::scope(|scope| {
 ///     for thread in 0..2 {
-///         let mut broker = cluster.broker(thread).expect("each broker is taken once");
+///         let mut broker = cluster.take_broker(thread).expect("each broker is taken once");
 ///         scope.spawn(move || loop {
 ///             broker.wait(None).expect("the device works");
 ///             let polled = broker.poll(|broker, event| match event {
@@ -300,7 +300,7 @@ impl Cluster {
     /// # Errors
     ///
     /// Returns [`ClusterError::BrokerTaken`] if the broker was taken before, or if the member has fewer threads.
-    pub fn broker(&self, thread: usize) -> Result<Broker> {
+    pub fn take_broker(&self, thread: usize) -> Result<Broker> {
         let broker = self.brokers.lock().get_mut(thread).and_then(Option::take);
         let broker = broker.ok_or(ClusterError::BrokerTaken { thread })?;
         self.shared.threads[thread].mailbox.set_taken();
@@ -333,7 +333,7 @@ impl Cluster {
     ///     .member(Member::new("a", "127.0.0.1:1")) // no member runs there
     ///     .member(Member::new("b", "127.0.0.1:0"))
     ///     .join("b")?;
-    /// let mut broker = cluster.broker(0)?;
+    /// let mut broker = cluster.take_broker(0)?;
     /// let error = loop {
     ///     broker.wait(std::time::Duration::from_millis(10))?;
     ///     broker.poll(|_, event| println!("{event:?}"))?;
@@ -366,7 +366,7 @@ impl Cluster {
         self.shared.epoch
     }
 
-    /// Returns the protection domains of the brokers, by thread, for [`ArenaBuilder::build`](crate::ArenaBuilder::build). Then
+    /// Returns the protection domains of the brokers, by thread, for [`ArenaBuilder::create`](crate::ArenaBuilder::create). Then
     /// the `remotes` of a [segment](crate::arena::SegmentInfo) are by thread, too.
     pub fn protection_domains(&self) -> &[ProtectionDomain] {
         &self.domains

@@ -65,7 +65,7 @@ impl Worker {
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         Worker {
             number,
-            region: broker.protection_domain().region(4096, access).unwrap(),
+            region: broker.protection_domain().allocate_region(4096, access).unwrap(),
             peers: HashMap::new(),
         }
     }
@@ -75,7 +75,7 @@ impl Worker {
             Event::SessionOpened { peer, .. } => {
                 self.peers.insert(peer, PeerProgress::default());
                 let RemoteMemory { addr, rkey, len } = self.region.remote();
-                let mut slot = broker.send_buf(peer).unwrap();
+                let mut slot = broker.allocate_send_buf(peer).unwrap();
                 slot.write(b"R").unwrap();
                 slot.write(&addr.to_le_bytes()).unwrap();
                 slot.write(&rkey.to_le_bytes()).unwrap();
@@ -117,19 +117,19 @@ impl Worker {
         assert_eq!((len, Some(epoch)), (4096, broker.peer_epoch(peer)));
         let at = |offset, len| RemoteRange { epoch, memory: RemoteMemory { addr: addr + offset, rkey, len } };
         let domain = broker.protection_domain().clone();
-        let mut pattern = domain.buffer(256).unwrap();
+        let mut pattern = domain.allocate_buffer(256).unwrap();
         pattern.fill(self.number);
         let place = u64::from(self.number) * 256;
         let mut transfers = vec![
             Transfer { operation: TransferOperation::Write, local: pattern.into(), remote: at(place, 256) },
             Transfer {
                 operation: TransferOperation::Read,
-                local: domain.buffer(256).unwrap().into(),
+                local: domain.allocate_buffer(256).unwrap().into(),
                 remote: at(place, 256),
             },
             Transfer {
                 operation: TransferOperation::FetchAdd { add: 1 },
-                local: domain.buffer(8).unwrap().into(),
+                local: domain.allocate_buffer(8).unwrap().into(),
                 remote: at(WORD_OFFSET, 8),
             },
         ];
@@ -194,14 +194,14 @@ fn threads_of_three_members_exchange_messages_and_data() {
     std::thread::scope(|scope| {
         for (number, cluster) in (0..).zip(&clusters) {
             for thread in 0..2 {
-                let broker = cluster.broker(thread).unwrap();
+                let broker = cluster.take_broker(thread).unwrap();
                 let worker = Worker::new(&broker, number);
                 let finished_count = &finished_count;
                 scope.spawn(move || worker.run(broker, finished_count));
             }
         }
     });
-    assert!(matches!(clusters[0].broker(0), Err(ClusterError::BrokerTaken { thread: 0 })));
+    assert!(matches!(clusters[0].take_broker(0), Err(ClusterError::BrokerTaken { thread: 0 })));
     assert_eq!((clusters[0].peer("b"), clusters[0].peer("a")), (Some(PeerId(1)), None));
 }
 
@@ -256,7 +256,7 @@ fn a_member_that_restarts_has_a_new_epoch() {
     let (to_a, to_b) = (PeerId(0), PeerId(1));
     let mut clusters = [Some(ports.join(0, 1)), Some(ports.join(1, 1))];
     let mut brokers: Vec<Option<Broker>> =
-        clusters.iter().map(|cluster| Some(cluster.as_ref().unwrap().broker(0).unwrap())).collect();
+        clusters.iter().map(|cluster| Some(cluster.as_ref().unwrap().take_broker(0).unwrap())).collect();
     // The member that dials restarts first, then the one that listens.
     for restarted in [1, 0] {
         let [a, b] = &mut brokers[..] else { unreachable!() };
@@ -270,7 +270,7 @@ fn a_member_that_restarts_has_a_new_epoch() {
         clusters[restarted] = None;
         let cluster = ports.builder(restarted).join(NAMES[restarted]).unwrap();
         assert!(cluster.epoch() > old_epoch);
-        brokers[restarted] = Some(cluster.broker(0).unwrap());
+        brokers[restarted] = Some(cluster.take_broker(0).unwrap());
         clusters[restarted] = Some(cluster);
 
         let started = Instant::now();
@@ -318,11 +318,11 @@ fn members_leave_with_a_message_and_return() {
     let join =
         |member| ports.builder(member).connect_options(options).config(config).join(NAMES[member]).unwrap();
     let a = join(0);
-    let mut broker_a = a.broker(0).unwrap();
+    let mut broker_a = a.take_broker(0).unwrap();
     let mut last_epoch = 0;
     for run in 0..3 {
         let b = join(1);
-        let mut broker_b = b.broker(0).unwrap();
+        let mut broker_b = b.take_broker(0).unwrap();
         await_open((&mut broker_a, PeerId(1)), (&mut broker_b, PeerId(0)));
         assert_eq!(broker_a.peer_epoch(PeerId(1)), Some(b.epoch()));
         assert!(b.epoch() > last_epoch);
@@ -353,7 +353,7 @@ fn a_dead_member_blocks_no_other_member() {
     // Member "a" listens but never answers, and has the smallest number, so both others dial it first.
     let ports = Ports::new(3);
     let (b, c) = (ports.join(1, 1), ports.join(2, 1));
-    let (mut broker_b, mut broker_c) = (b.broker(0).unwrap(), c.broker(0).unwrap());
+    let (mut broker_b, mut broker_c) = (b.take_broker(0).unwrap(), c.take_broker(0).unwrap());
     await_sessions(&mut [&mut broker_b, &mut broker_c]);
     send_and_receive(&mut broker_b, &mut broker_c, PeerId(2), b"from b");
     assert!(!broker_b.is_open(PeerId(0)));
@@ -363,7 +363,7 @@ fn a_dead_member_blocks_no_other_member() {
 fn hosts_that_are_no_members_are_rejected() {
     let ports = Ports::new(2);
     let (a, b) = (ports.join(0, 1), ports.join(1, 1));
-    let (mut broker_a, mut broker_b) = (a.broker(0).unwrap(), b.broker(0).unwrap());
+    let (mut broker_a, mut broker_b) = (a.take_broker(0).unwrap(), b.take_broker(0).unwrap());
     let purpose = Purpose::Session;
     let valid = Hello { cluster: a.shared.local.cluster, from: 1, to: 0, thread: 0, purpose };
     let to_bytes = |hello: Hello| hello.to_bytes(&[0; NONCE_LEN]);
@@ -399,7 +399,7 @@ fn members_with_other_keys_get_no_session() {
         builder.join(NAMES[member]).unwrap()
     };
     let clusters = [join(0, Some([1; 32])), join(1, Some([1; 32])), join(2, None)];
-    let mut brokers = clusters.each_ref().map(|cluster| cluster.broker(0).unwrap());
+    let mut brokers = clusters.each_ref().map(|cluster| cluster.take_broker(0).unwrap());
     let started = Instant::now();
     let [a, b, c] = &mut brokers;
     let mut refused_count = 0;
@@ -442,7 +442,7 @@ fn lazy_sessions_are_established_by_either_side() {
     let builder = |member| ports.builder(member).lazy(true).connect_options(options).config(config);
     let join = |member| builder(member).join(NAMES[member]).unwrap();
     let clusters = [join(0), join(1), join(2)];
-    let mut brokers = clusters.each_ref().map(|cluster| cluster.broker(0).unwrap());
+    let mut brokers = clusters.each_ref().map(|cluster| cluster.take_broker(0).unwrap());
     let [a, b, c] = &mut brokers;
     assert!(matches!(a.send(PeerId(1), b"early"), Err(PostError::NotOpen { .. })));
     assert!(matches!(a.connect(PeerId(3)), Err(BrokerError::Session(_))));
@@ -463,10 +463,10 @@ fn a_member_whose_clock_went_back_returns() {
     let config = BrokerConfig { keepalive: None, ..BrokerConfig::default() };
     let a = ports.builder(0).config(config).connect_options(ConnectOptions::new().ack_timeout(12));
     let a = a.join("a").unwrap();
-    let mut broker_a = a.broker(0).unwrap();
+    let mut broker_a = a.take_broker(0).unwrap();
     for (epoch, leaves) in [(5, true), (4, false), (3, false), (6, true)] {
         let b = ports.builder(1).epoch(epoch).join("b").unwrap();
-        let mut broker_b = b.broker(0).unwrap();
+        let mut broker_b = b.take_broker(0).unwrap();
         let started = Instant::now();
         while broker_a.peer_epoch(PeerId(1)) != Some(epoch) || !broker_b.is_open(PeerId(0)) {
             broker_a.poll(|_, _| ()).unwrap();
@@ -489,14 +489,14 @@ fn an_older_run_does_not_replace_one_that_lives() {
     // No session may end because the machine is busy.
     let options = ConnectOptions::new().ack_timeout(20);
     let a = ports.builder(0).connect_options(options).join("a").unwrap();
-    let mut broker_a = a.broker(0).unwrap();
+    let mut broker_a = a.take_broker(0).unwrap();
     let join = |epoch| ports.builder(1).connect_options(options).epoch(epoch).join("b").unwrap();
     let b = join(5);
-    let mut broker_b = b.broker(0).unwrap();
+    let mut broker_b = b.take_broker(0).unwrap();
     await_open((&mut broker_a, PeerId(1)), (&mut broker_b, PeerId(0)));
     send_and_receive(&mut broker_b, &mut broker_a, PeerId(0), b"from b");
     let older = join(4);
-    let mut broker_older = older.broker(0).unwrap();
+    let mut broker_older = older.take_broker(0).unwrap();
     for _ in 0..300 {
         for broker in [&mut broker_a, &mut broker_b, &mut broker_older] {
             broker.poll(|_, event| assert!(!matches!(event, Event::SessionEnded { .. }))).unwrap();
@@ -506,7 +506,7 @@ fn an_older_run_does_not_replace_one_that_lives() {
     }
     // A newer run takes over.
     let newer = join(6);
-    let mut broker_newer = newer.broker(0).unwrap();
+    let mut broker_newer = newer.take_broker(0).unwrap();
     let started = Instant::now();
     while broker_a.peer_epoch(PeerId(1)) != Some(6) {
         for broker in [&mut broker_a, &mut broker_b, &mut broker_older, &mut broker_newer] {

@@ -49,7 +49,7 @@ type Result<T, E = BrokerError> = std::result::Result<T, E>;
 /// Messages are posted like those of the broker: in batches, by [`flush_all`](Rpc::flush_all), and at the end of each poll.
 /// The data of [`call`](Rpc::call) and [`reply`](Rpc::reply) is copied, and up to
 /// [`doorbell_batch`](crate::BrokerConfig::doorbell_batch) requests and replies to a peer share one message, if they
-/// fit its slot. A request or reply that the caller writes into a slot of its own ([`send_buf`](Rpc::send_buf)) is a
+/// fit its slot. A request or reply that the caller writes into a slot of its own ([`allocate_send_buf`](Rpc::allocate_send_buf)) is a
 /// message of its own. Without a send slot or a credit of the peer, a call is refused with [`PostError::WouldBlock`],
 /// and a reply waits in this process. A call allocates no memory, except for such replies, whose memory is used again.
 ///
@@ -196,14 +196,14 @@ impl Rpc {
         if timeout.is_some() { self.broker.now() } else { Time::ZERO }
     }
 
-    /// Takes a slot, to write a request or a reply without a copy.
+    /// Allocates a slot, to write a request or a reply without a copy.
     ///
     /// # Errors
     ///
     /// Returns [`PostError::NotOpen`] without a session, and [`PostError::WouldBlock`] as [`call`](Rpc::call) does.
-    pub fn send_buf(&mut self, peer: PeerId) -> Result<RpcBuf, PostError> {
+    pub fn allocate_send_buf(&mut self, peer: PeerId) -> Result<RpcBuf, PostError> {
         self.check_sendable(peer)?;
-        RpcBuf::new(self.broker.send_buf(peer)?)
+        RpcBuf::new(self.broker.allocate_send_buf(peer)?)
     }
 
     /// Calls a method of the slot's peer, with the data in the slot.

@@ -84,7 +84,7 @@ impl Rpc {
             Some(_) => self.post_open_message(peer),
             None => {}
         }
-        let message = self.broker.send_buf(peer)?;
+        let message = self.broker.allocate_send_buf(peer)?;
         let outgoing = self.outgoing.get_mut(usize::from(peer.0)).ok_or(not_open)?;
         outgoing.open = Some(OpenMessage { message, last_frame: 0, frame_count: 0 });
         if !std::mem::replace(&mut outgoing.is_listed, true) {
@@ -138,7 +138,7 @@ impl Rpc {
         // A cancellation must not overtake its request.
         self.post_open_message(peer);
         while self.is_current(peer) && !self.is_blocked(peer) && self.core.has_output(peer) {
-            match self.broker.send_buf(peer).and_then(RpcBuf::new) {
+            match self.broker.allocate_send_buf(peer).and_then(RpcBuf::new) {
                 Ok(mut message) => {
                     let Some(Output { header, data }) = self.core.poll_output(peer) else { return };
                     // The length was checked. If the session has ended, the peer doesn't expect the message.

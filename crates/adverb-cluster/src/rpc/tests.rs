@@ -202,7 +202,7 @@ fn requests_and_replies_share_messages() {
         .map(|number| match number % 2 {
             0 => a.rpc.call(PEER, KEEP, &[number], None).unwrap(),
             _ => {
-                let mut request = a.rpc.send_buf(PEER).unwrap();
+                let mut request = a.rpc.allocate_send_buf(PEER).unwrap();
                 request.write(&[number]).unwrap();
                 a.rpc.post_call(request, KEEP, None).unwrap()
             }
@@ -217,7 +217,7 @@ fn requests_and_replies_share_messages() {
 fn the_key_of_a_new_segment_precedes_the_next_request() {
     let (mut a, mut b) = pair();
     let domain = b.rpc.broker().protection_domain().clone();
-    let arena = Arena::builder().member(1).epoch(2).slab_size(64 << 10).build(&[domain]).unwrap();
+    let arena = Arena::builder().member(1).epoch(2).slab_size(64 << 10).create(&[domain]).unwrap();
     b.rpc.broker_mut().publish(&arena).unwrap();
     for _ in 0..3 {
         // The message of the first request has room for the second.
@@ -272,7 +272,7 @@ fn a_handler_answers_later_and_in_any_order() {
     while let Some((reply, bytes)) = b.kept.pop() {
         assert!(b.rpc.is_pending(&reply));
         // The reply is written to the slot directly.
-        let mut message = b.rpc.send_buf(PEER).unwrap();
+        let mut message = b.rpc.allocate_send_buf(PEER).unwrap();
         message.write(b"later ").unwrap();
         message.write(&bytes).unwrap();
         assert_eq!(&message[..6], b"later ");
@@ -501,7 +501,7 @@ fn a_session_end_fails_its_calls_only() {
     });
     // A READ with an invalid key breaks the connection.
     let remote = RemoteRange { epoch: 2, memory: RemoteMemory { addr: 0, rkey: 0x5a5a_5a5a, len: 8 } };
-    let local = a.rpc.broker().protection_domain().buffer(8).unwrap();
+    let local = a.rpc.broker().protection_domain().allocate_buffer(8).unwrap();
     a.rpc.broker_mut().post_read(to_b, local, remote).unwrap();
     poll_until(&mut [&mut a, &mut b, &mut c], |members| {
         !members[0].ended.is_empty() && !members[1].ended.is_empty()

@@ -227,7 +227,7 @@ impl Link {
             let posted = self.session.post(rpc.broker_mut(), kind, &mut worker.counts)?;
             return Ok(posted.map(|()| true));
         }
-        let mut request = match rpc.send_buf(peer) {
+        let mut request = match rpc.allocate_send_buf(peer) {
             Ok(request) => request,
             Err(error) => return Ok(Err(refusal(error)?)),
         };

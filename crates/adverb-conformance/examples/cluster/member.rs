@@ -31,7 +31,7 @@ pub(crate) fn run(settings: Settings) -> Result<()> {
     }
     let cluster = builder.connect_options(options).join(&settings.member.to_string())?;
     let arena = Arena::builder().member(settings.member.into()).epoch(cluster.epoch());
-    let arena = arena.build(cluster.protection_domains())?;
+    let arena = arena.create(cluster.protection_domains())?;
     arena.allocate_segment(8 << 20, Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)?;
     let device = cluster.protection_domains()[0].device().name().to_owned();
     Line::Started { epoch: cluster.epoch(), device }.print();
@@ -40,7 +40,7 @@ pub(crate) fn run(settings: Settings) -> Result<()> {
     let published: Vec<_> = (0..settings.threads).map(|_| Arc::<Published>::default()).collect();
     let mut threads = Vec::new();
     for (thread, published) in (0..settings.threads).zip(&published) {
-        let mut broker = cluster.broker(thread.into())?;
+        let mut broker = cluster.take_broker(thread.into())?;
         broker.publish(&arena)?;
         let (settings, arena) = (Arc::clone(&settings), arena.clone());
         let (control, published) = (Arc::clone(&control), Arc::clone(published));

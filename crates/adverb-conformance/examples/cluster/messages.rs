@@ -201,7 +201,7 @@ impl Link {
             let posted = self.session.post(broker, kind, &mut worker.counts)?;
             return Ok(posted.map(|()| true));
         }
-        let mut message = match broker.send_buf(peer) {
+        let mut message = match broker.allocate_send_buf(peer) {
             Ok(message) => message,
             Err(error) => return Ok(Err(refusal(error)?)),
         };

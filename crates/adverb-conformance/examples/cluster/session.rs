@@ -80,7 +80,7 @@ pub(crate) struct SharedWords {
 
 impl SharedWords {
     pub(crate) fn new(arena: &Arena) -> Result<SharedWords> {
-        let item = arena.alloc_copy(&[0; 16])?;
+        let item = arena.allocate_copy(&[0; 16])?;
         Ok(SharedWords { item, ended_adds: 0, ended_sessions: 0 })
     }
 
@@ -192,9 +192,9 @@ impl Session {
             this_side,
             peer_side,
             seed,
-            known: arena.alloc_copy(&known)?,
-            places: arena.alloc_copy(&[0; PLACES as usize * PLACE_SIZE])?,
-            words: arena.alloc_copy(&[0; 24])?,
+            known: arena.allocate_copy(&known)?,
+            places: arena.allocate_copy(&[0; PLACES as usize * PLACE_SIZE])?,
+            words: arena.allocate_copy(&[0; 24])?,
             pointers: None,
             sent: Tally::default(),
             received: Tally::default(),
@@ -288,7 +288,7 @@ impl Session {
         let number = self.sent.writes;
         let stream = self.outgoing(Purpose::Written);
         let len = 1 + stream.len(number, PLACE_SIZE - 1);
-        let mut bytes = broker.protection_domain().buffer(len)?;
+        let mut bytes = broker.protection_domain().allocate_buffer(len)?;
         stream.fill(number, &mut bytes);
         if self.fault == Some(Fault::WrongWrite) && number > 100 {
             bytes[0] ^= 1;
@@ -307,7 +307,7 @@ impl Session {
         target: RemotePtr,
     ) -> std::result::Result<Vec<Transfer>, TransferError> {
         let domain = broker.protection_domain();
-        let buffer = |len| domain.buffer(len).map_or(Payload::Empty, Payload::from);
+        let buffer = |len| domain.allocate_buffer(len).map_or(Payload::Empty, Payload::from);
         let len = bytes.len();
         let counter = word(pointers.words, COUNTER);
         let shared = word(pointers.shared, 0);
@@ -353,21 +353,23 @@ impl Session {
                 let len = 1 + self.random.below((KNOWN_SIZE - offset) as u64);
                 let source =
                     pointers.known.part(offset as u64..offset as u64 + len).context("known bytes")?;
-                let buffer = domain.buffer(len as usize)?;
+                let buffer = domain.allocate_buffer(len as usize)?;
                 (broker.post_read(peer, buffer, source), Operation::Read { offset })
             }
             Kind::Add => {
                 let add = self.random.next_u64() >> 20;
                 self.sent.sum += add;
                 let add = if self.fault == Some(Fault::ExtraAdd) { add + 1 } else { add };
-                let posted = broker.post_fetch_add(peer, domain.buffer(8)?, word(pointers.words, SUM), add);
+                let posted =
+                    broker.post_fetch_add(peer, domain.allocate_buffer(8)?, word(pointers.words, SUM), add);
                 (posted, Operation::Add { before: sent.sum })
             }
             Kind::Swap => {
                 let (before, after) = (self.swapped(sent.swaps), self.swapped(sent.swaps + 1));
                 let target = word(pointers.words, SWAPPED);
                 self.sent.swaps += 1;
-                let posted = broker.post_compare_swap(peer, domain.buffer(8)?, target, before, after);
+                let posted =
+                    broker.post_compare_swap(peer, domain.allocate_buffer(8)?, target, before, after);
                 (posted, Operation::Swap { before })
             }
             Kind::SharedSwap => {
@@ -376,7 +378,8 @@ impl Session {
                 }
                 let compare = self.shared_swapped;
                 let target = word(pointers.shared, 8);
-                let posted = broker.post_compare_swap(peer, domain.buffer(8)?, target, compare, compare + 1);
+                let posted =
+                    broker.post_compare_swap(peer, domain.allocate_buffer(8)?, target, compare, compare + 1);
                 self.has_shared_swap = posted.is_ok();
                 (posted, Operation::SharedSwap { compare })
             }

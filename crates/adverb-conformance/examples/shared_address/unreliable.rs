@@ -73,14 +73,14 @@ impl Side {
         let completions = device.completion_queue(16).events().create()?;
         let queue_pair =
             domain.queue_pair(transport).completion_queue(&completions).depth(4, 4).qkey(QKEY).create()?;
-        let receiving = queue_pair.post_recv(domain.buffer(RECEIVE_LEN)?)?;
+        let receiving = queue_pair.post_recv(domain.allocate_buffer(RECEIVE_LEN)?)?;
         Ok(Side { transport, domain, completions, queue_pair, receiving, destination: None })
     }
 
     fn connect(&mut self, peer: &Endpoint) -> Result<()> {
         if self.transport == Transport::Ud {
             self.queue_pair.move_to_rts()?;
-            self.destination = Some(self.queue_pair.ud_destination(peer, QKEY)?);
+            self.destination = Some(self.queue_pair.create_ud_destination(peer, QKEY)?);
         } else {
             self.queue_pair.connect(peer)?;
         }
@@ -90,7 +90,7 @@ impl Side {
     /// Sends messages, and waits for the return of each before the next.
     fn ping(&mut self, count: u32) -> Result<()> {
         for number in 0..count {
-            let mut message = self.domain.buffer(message_len(self.transport))?;
+            let mut message = self.domain.allocate_buffer(message_len(self.transport))?;
             for (index, byte) in message.iter_mut().enumerate() {
                 *byte = (index as u32).wrapping_mul(number + 7) as u8;
             }
@@ -125,7 +125,7 @@ impl Side {
     /// Waits for a message, and posts the receive of the next one.
     fn receive(&mut self) -> Result<Buffer> {
         let completion = self.completions.wait(self.receiving, TIMEOUT)?;
-        self.receiving = self.queue_pair.post_recv(self.domain.buffer(RECEIVE_LEN)?)?;
+        self.receiving = self.queue_pair.post_recv(self.domain.allocate_buffer(RECEIVE_LEN)?)?;
         if self.transport == Transport::Ud {
             Ok(completion.into_datagram()?.message)
         } else {

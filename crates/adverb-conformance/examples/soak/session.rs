@@ -175,7 +175,7 @@ impl<'a> Session<'a> {
         let completions = worker.device.completion_queue(1024).events().create()?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let access = access | Access::REMOTE_ATOMIC | Access::WINDOW_BIND;
-        let memory = domain.region(MEMORY_LEN, access)?;
+        let memory = domain.allocate_region(MEMORY_LEN, access)?;
         let queue_pair = |transport| {
             let builder = domain.queue_pair(transport).completion_queue(&completions);
             builder.depth(64, RECEIVES as u32).access(access).qkey(QKEY).create()
@@ -185,7 +185,7 @@ impl<'a> Session<'a> {
         ud.move_to_rts()?;
         for (queue_pair, tag) in [(&rc, RC), (&uc, UC), (&ud, UD)] {
             for _ in 0..RECEIVES {
-                queue_pair.post_recv(RecvRequest::new(domain.buffer(MAX_MESSAGE_LEN)?).tag(tag))?;
+                queue_pair.post_recv(RecvRequest::new(domain.allocate_buffer(MAX_MESSAGE_LEN)?).tag(tag))?;
             }
         }
         let id = if let Role::Client { seed, .. } = role { seed } else { 0 };
@@ -201,7 +201,7 @@ impl<'a> Session<'a> {
         let connect = |peer_hello: &Hello| -> Result<UdDestination> {
             rc.connect_with(&peer_hello.rc, &options)?;
             uc.connect_with(&peer_hello.uc, &options)?;
-            Ok(ud.ud_destination(&peer_hello.ud, QKEY)?)
+            Ok(ud.create_ud_destination(&peer_hello.ud, QKEY)?)
         };
         let mut lines = BufReader::new(&stream);
         let (peer_hello, destination) = match role {
@@ -335,7 +335,7 @@ impl<'a> Session<'a> {
     fn buffer(&mut self, length: usize) -> Result<Buffer> {
         let mut buffer = match self.reuse.pop() {
             Some(buffer) => buffer,
-            None => self.domain.buffer(MAX_MESSAGE_LEN)?,
+            None => self.domain.allocate_buffer(MAX_MESSAGE_LEN)?,
         };
         buffer.set_range(0..length)?;
         Ok(buffer)
@@ -656,7 +656,7 @@ impl Server {
             // The reply is sent after the window is bound.
             let window = match self.window.take() {
                 Some(window) => window,
-                None => session.domain.memory_window()?,
+                None => session.domain.create_memory_window()?,
             };
             let shown = session.memory.slice(WINDOW..WINDOW + MAX_MESSAGE_LEN)?;
             session.rc.post_send(SendRequest::bind(window, shown, Access::REMOTE_WRITE).tag(BIND))?;

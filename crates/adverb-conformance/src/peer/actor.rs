@@ -223,7 +223,8 @@ impl CaseObjects {
     fn perform(&mut self, perform: &Perform) -> Result<()> {
         let Perform { action, batch, memory, recipient, refused } = perform;
         ensure!(batch.count <= DEPTH, "the batch exceeds the queue's depth");
-        let recipient = recipient.as_ref().map(|peer| self.qp.ud_destination(peer, QKEY)).transpose()?;
+        let recipient =
+            recipient.as_ref().map(|peer| self.qp.create_ud_destination(peer, QKEY)).transpose()?;
         for index in 0..batch.count {
             let mut bytes = self.store.take(batch.len as usize)?;
             // The buffer must differ from the bytes to be read.
@@ -313,7 +314,7 @@ impl CaseObjects {
     fn bind(&mut self) -> Result<Answer> {
         let window = match self.window.take() {
             Some(window) => window,
-            None => self.store.domain.memory_window()?,
+            None => self.store.domain.create_memory_window()?,
         };
         let slice = self.store.memory.slice(0..self.store.memory.len())?;
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ;

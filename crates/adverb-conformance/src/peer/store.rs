@@ -30,7 +30,7 @@ impl Store {
         let access = if attributes.has_memory_windows { access | Access::WINDOW_BIND } else { access };
         let access = if attributes.flush.global { access | Access::FLUSH_GLOBAL } else { access };
         let domain = port.device.create_protection_domain()?;
-        let memory = domain.region(MEMORY_LEN, access)?;
+        let memory = domain.allocate_region(MEMORY_LEN, access)?;
         Ok(Store { domain, memory, used: 0, buffers: Vec::new() })
     }
 
@@ -39,7 +39,7 @@ impl Store {
         let fits = |buffer: &Buffer| buffer.capacity() >= len;
         let mut buffer = match self.buffers.iter().position(fits) {
             Some(place) => self.buffers.swap_remove(place),
-            None => self.domain.buffer(len.next_power_of_two().max(MARGIN))?,
+            None => self.domain.allocate_buffer(len.next_power_of_two().max(MARGIN))?,
         };
         buffer.set_range(0..len)?;
         Ok(buffer)

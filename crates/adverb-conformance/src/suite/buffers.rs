@@ -21,7 +21,7 @@ tests! { "buffers";
 fn a_new_buffer_is_all_zeros(fixture: &Fixture) -> Result<()> {
     let side = fixture.pair(adverb::verbs::Transport::Rc).side(None)?;
     for len in [1, 4096, 10_001] {
-        let buffer = side.domain.buffer(len)?;
+        let buffer = side.domain.allocate_buffer(len)?;
         ensure!(buffer.capacity() == len && buffer.range() == (0..len), "the buffer is {buffer:?}");
         check_equal(&buffer, &vec![0; len])?;
     }
@@ -29,7 +29,7 @@ fn a_new_buffer_is_all_zeros(fixture: &Fixture) -> Result<()> {
 }
 
 fn a_buffers_range_stays_within_its_capacity(fixture: &Fixture) -> Result<()> {
-    let mut buffer = fixture.device.create_protection_domain()?.buffer(100)?;
+    let mut buffer = fixture.device.create_protection_domain()?.allocate_buffer(100)?;
     fill(&mut buffer, 1);
     buffer.set_range(10..20)?;
     check_equal(&buffer, &pattern(100, 1)[10..20])?;
@@ -82,7 +82,7 @@ fn the_range_of_a_received_buffer_is_the_message(fixture: &Fixture) -> Result<()
 }
 
 fn a_split_buffer_is_two(fixture: &Fixture) -> Result<()> {
-    let mut first = fixture.device.create_protection_domain()?.buffer(100)?;
+    let mut first = fixture.device.create_protection_domain()?.allocate_buffer(100)?;
     fill(&mut first, 1);
     ensure!(
         matches!(first.split_off(101), Err(Error::OutOfBounds { .. })),
@@ -132,8 +132,10 @@ fn a_buffer_created_on_another_thread_works(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let domain = pair.left.domain.clone();
     let region = pair.right.region(64, READ_WRITE)?;
-    let mut buffer =
-        std::thread::spawn(move || domain.buffer(64)).join().ok().context("the thread panicked")??;
+    let mut buffer = std::thread::spawn(move || domain.allocate_buffer(64))
+        .join()
+        .ok()
+        .context("the thread panicked")??;
     fill(&mut buffer, 4);
     pair.left.execute(SendRequest::write(buffer, region.remote().at(0)))?;
     check(&read(&region, 0, 64)?, 4)

@@ -35,11 +35,11 @@ struct End {
 
 /// Creates a queue pair with a posted receive, and returns them with the completion queue.
 fn queue_pair(path: &Path) -> adverb::verbs::Result<(QueuePair, CompletionQueue, RequestId)> {
-    let device = path.device()?;
+    let device = path.open_device()?;
     let domain = device.create_protection_domain()?;
     let completions = device.completion_queue(8).events().create()?;
     let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()?;
-    let receiving = queue_pair.post_recv(domain.buffer(64)?)?;
+    let receiving = queue_pair.post_recv(domain.allocate_buffer(64)?)?;
     Ok((queue_pair, completions, receiving))
 }
 
@@ -61,7 +61,7 @@ impl End {
     }
 
     fn send(&self, text: &[u8]) -> Result<()> {
-        let mut buffer = self.connection.queue_pair().protection_domain().buffer(text.len())?;
+        let mut buffer = self.connection.queue_pair().protection_domain().allocate_buffer(text.len())?;
         buffer.copy_from_slice(text);
         let id = self.connection.queue_pair().post_send(SendRequest::send(buffer)).map_err(Error::from)?;
         self.completions.wait(id, COMPLETION_TIMEOUT)?.result()?;

@@ -36,7 +36,7 @@ tests! { "datagrams";
 
 /// Returns the destination of datagrams from one side to the other.
 pub(super) fn destination_to(from: &Side, to: &Side) -> Result<UdDestination> {
-    Ok(from.qp.ud_destination(&to.qp.endpoint(), QKEY)?)
+    Ok(from.qp.create_ud_destination(&to.qp.endpoint(), QKEY)?)
 }
 
 /// Posts a receive for any datagram.
@@ -130,7 +130,7 @@ fn a_datagram_can_be_answered(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let reply = post_receive(fixture, &pair.left)?;
     let request = exchange(fixture, &pair, SendRequest::send(pair.left.filled(40, 1)?))?;
-    let sender = request.reply_destination(&pair.right.qp, QKEY)?;
+    let sender = request.create_reply_destination(&pair.right.qp, QKEY)?;
     ensure!(sender.qpn == pair.left.qp.qpn(), "the reply's destination is {}", sender.qpn);
     pair.right.execute(SendRequest::send(request.message).destination(&sender))?;
     let received = pair.left.wait(reply)?.into_datagram()?;
@@ -214,7 +214,7 @@ fn datagrams_work_over_every_gid(fixture: &Fixture) -> Result<()> {
         let received = received.with_context(|| format!("over {}", entry.gid))?;
         check(&received.message, 3)?;
         let back = received
-            .reply_destination(&pair.right.qp, QKEY)
+            .create_reply_destination(&pair.right.qp, QKEY)
             .with_context(|| format!("over {}", entry.gid))?;
         ensure!(
             back.address_handle.gid() == entry.gid,
@@ -296,7 +296,7 @@ fn an_address_handle_may_be_dropped_while_its_datagram_is_in_flight(fixture: &Fi
 fn an_address_handle_is_made_from_an_address(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).connect()?;
     let gid = pair.right.qp.endpoint().gid;
-    let address = pair.left.qp.address_handle(gid.ip())?;
+    let address = pair.left.qp.create_address_handle(gid.ip())?;
     ensure!(address.gid() == gid, "the address handle's GID is {}, not {gid}", address.gid());
     let receiving = post_receive(fixture, &pair.right)?;
     let recipient = UdDestination { address_handle: address, qpn: pair.right.qp.qpn(), qkey: QKEY };

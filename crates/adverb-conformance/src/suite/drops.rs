@@ -62,9 +62,9 @@ fn objects_may_be_dropped_in_every_order(fixture: &Fixture) -> Result<()> {
         let cq = device.completion_queue(4).create()?;
         let builder = domain.queue_pair(Rc).completion_queue(&cq).port(fixture.port.number).depth(2, 2);
         let qp = builder.create()?;
-        let region = domain.region(8, READ_WRITE)?;
-        let buffer = domain.buffer(8)?;
-        qp.post_recv(domain.buffer(8)?).map_err(adverb::verbs::Error::from)?;
+        let region = domain.allocate_region(8, READ_WRITE)?;
+        let buffer = domain.allocate_buffer(8)?;
+        qp.post_recv(domain.allocate_buffer(8)?).map_err(adverb::verbs::Error::from)?;
         let objects: Vec<Box<dyn Any>> = vec![
             Box::new(device),
             Box::new(domain),
@@ -132,7 +132,7 @@ fn a_completion_outlives_its_queues(fixture: &Fixture) -> Result<()> {
 }
 
 fn a_buffer_outlives_its_device(fixture: &Fixture) -> Result<()> {
-    let mut buffer = Device::open(fixture.device.name())?.create_protection_domain()?.buffer(64)?;
+    let mut buffer = Device::open(fixture.device.name())?.create_protection_domain()?.allocate_buffer(64)?;
     crate::fixture::fill(&mut buffer, 5);
     check(&buffer, 5)
 }

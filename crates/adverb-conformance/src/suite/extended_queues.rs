@@ -91,7 +91,7 @@ fn an_extended_queue_reports_the_sender_of_a_datagram(fixture: &Fixture) -> Resu
 fn an_extended_queue_reports_an_invalidated_key(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).extended().connect()?;
     let region = pair.right.region(4096, Access::LOCAL_WRITE | Access::WINDOW_BIND)?;
-    let window = pair.right.domain.memory_window()?;
+    let window = pair.right.domain.create_memory_window()?;
     let bind = SendRequest::bind(window, region.slice(0..64)?, Access::REMOTE_WRITE);
     let window = pair.right.completed(bind)?.into_window().context("the completion has no window")?;
     let rkey = window.remote().context("the window isn't bound")?.rkey;

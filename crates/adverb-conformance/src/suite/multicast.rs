@@ -61,7 +61,7 @@ fn sides(fixture: &Fixture, count: usize, address: Option<IpAddr>) -> Result<Vec
 
 /// Sends a datagram to a group.
 fn send(from: &Side, group: IpAddr, seed: u64) -> Result<()> {
-    let destination = from.qp.multicast_destination(group, QKEY)?;
+    let destination = from.qp.create_multicast_destination(group, QKEY)?;
     ensure!(destination.qpn == Qpn::MULTICAST, "the destination is {}", destination.qpn);
     from.execute(SendRequest::send(from.filled(100, seed)?).destination(&destination))
 }
@@ -178,7 +178,7 @@ fn a_datagram_to_a_group_needs_the_members_queue_key(fixture: &Fixture) -> Resul
     let group = group_for(&sides[0], 10);
     sides[1].qp.join_multicast(group)?;
     let receiving = post_receive(fixture, &sides[1])?;
-    let wrong = sides[0].qp.multicast_destination(group, QKEY + 1)?;
+    let wrong = sides[0].qp.create_multicast_destination(group, QKEY + 1)?;
     sides[0].execute(SendRequest::send(sides[0].filled(100, 1)?).destination(&wrong))?;
     sides[1].expect_no_completion()?;
     send(&sides[0], group, 2)?;
@@ -190,7 +190,7 @@ fn a_datagram_to_a_group_delivers_its_immediate_data(fixture: &Fixture) -> Resul
     let group = group_for(&sides[0], 11);
     sides[1].qp.join_multicast(group)?;
     let receiving = post_receive(fixture, &sides[1])?;
-    let destination = sides[0].qp.multicast_destination(group, QKEY)?;
+    let destination = sides[0].qp.create_multicast_destination(group, QKEY)?;
     let request = SendRequest::send_with_imm(sides[0].filled(fixture.mtu(), 5)?, 0x0102_0304);
     sides[0].execute(request.destination(&destination))?;
     let received = sides[1].wait(receiving)?.into_datagram()?;
@@ -207,7 +207,7 @@ fn a_member_may_be_dropped(fixture: &Fixture) -> Result<()> {
     }
     let dropped = sides.pop().context("there are three")?;
     let Side { qp, cq, domain } = dropped;
-    let region = domain.region(fixture.max_datagram_len(), adverb::verbs::Access::LOCAL_WRITE)?;
+    let region = domain.allocate_region(fixture.max_datagram_len(), adverb::verbs::Access::LOCAL_WRITE)?;
     let slice = region.slice(0..region.len())?;
     let _ = qp.post_recv(adverb::verbs::RecvRequest::new(slice)).map_err(Error::from)?;
     drop(qp);
@@ -221,7 +221,7 @@ fn a_member_still_receives_unicast_datagrams(fixture: &Fixture) -> Result<()> {
     let sides = sides(fixture, 2, None)?;
     sides[1].qp.join_multicast(group_for(&sides[0], 13))?;
     let receiving = post_receive(fixture, &sides[1])?;
-    let alone = sides[0].qp.ud_destination(&sides[1].qp.endpoint(), QKEY)?;
+    let alone = sides[0].qp.create_ud_destination(&sides[1].qp.endpoint(), QKEY)?;
     sides[0].execute(SendRequest::send(sides[0].filled(50, 5)?).destination(&alone))?;
     check(&sides[1].wait(receiving)?.into_datagram()?.message, 5)
 }
@@ -255,7 +255,7 @@ fn only_groups_can_be_joined(fixture: &Fixture) -> Result<()> {
     let own = sides[0].qp.endpoint().gid;
     expect_invalid_request(sides[0].qp.join_multicast(own.ip()))?;
     expect_invalid_request(sides[0].qp.attach_multicast(own, 0))?;
-    expect_invalid_request(sides[0].qp.multicast_destination(own.ip(), QKEY).map(drop))
+    expect_invalid_request(sides[0].qp.create_multicast_destination(own.ip(), QKEY).map(drop))
 }
 
 fn a_group_of_another_family_is_refused(fixture: &Fixture) -> Result<()> {
@@ -263,7 +263,7 @@ fn a_group_of_another_family_is_refused(fixture: &Fixture) -> Result<()> {
     let is_ipv4 = sides[0].qp.endpoint().gid.udp_addr().is_ipv4();
     let other = if is_ipv4 { group_of_ipv6(1) } else { group(1) };
     expect_invalid_request(sides[0].qp.join_multicast(other))?;
-    expect_invalid_request(sides[0].qp.multicast_destination(other, QKEY).map(drop))
+    expect_invalid_request(sides[0].qp.create_multicast_destination(other, QKEY).map(drop))
 }
 
 fn only_datagram_queue_pairs_can_join_groups(fixture: &Fixture) -> Result<()> {

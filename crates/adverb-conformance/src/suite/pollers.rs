@@ -32,7 +32,7 @@ fn check_all_delivered(fixture: &Fixture, events: bool, count: u64) -> Result<()
     let handler = move |completion: Completion| {
         let _ = sender.send(completion.is_ok().then_some(completion.tag()));
     };
-    let poller = pair.left.cq.poller(handler)?;
+    let poller = pair.left.cq.start_poller(handler)?;
     let (mut posted, mut completed) = (0, 0);
     while completed < count {
         let burst = (posted % 61 + 1).min(count - posted).min(64 - (posted - completed));
@@ -69,7 +69,7 @@ fn a_poller_stops_at_once(fixture: &Fixture) -> Result<()> {
         let pair = pair(fixture, events)?;
         for pause in [Duration::ZERO, QUIET_PERIOD] {
             let stop = || {
-                let poller = pair.left.cq.poller(drop)?;
+                let poller = pair.left.cq.start_poller(drop)?;
                 std::thread::sleep(pause);
                 let start = Instant::now();
                 poller.stop()?;
@@ -85,7 +85,7 @@ fn a_stopping_poller_delivers_finished_completions(fixture: &Fixture) -> Result<
     for events in [true, false] {
         let pair = pair(fixture, events)?;
         (0..20).try_for_each(|_| pair.right.post_receive(8).map(drop))?;
-        let poller = pair.right.cq.poller(drop)?;
+        let poller = pair.right.cq.start_poller(drop)?;
         for _ in 0..20 {
             // A message that is acknowledged has completed at the other end.
             pair.left.execute(SendRequest::send(pair.left.buffer(8)?))?;
@@ -106,7 +106,7 @@ fn a_handler_that_panics_loses_no_other_completion(fixture: &Fixture) -> Result<
         }
         let _ = sender.send(completion.tag());
     };
-    let poller = pair.left.cq.poller(handler)?;
+    let poller = pair.left.cq.start_poller(handler)?;
     let nowhere = RemoteMemory { addr: 0, rkey: 0, len: 0 };
     let requests = (0..60).map(|tag| SendRequest::write((), nowhere.at(0)).tag(tag));
     pair.left.qp.post_sends(requests).map_err(adverb::verbs::Error::from)?;
@@ -125,7 +125,7 @@ fn drained_completions_go_to_the_poller(fixture: &Fixture) -> Result<()> {
     for _ in 0..10 {
         let pair = pair(fixture, true)?;
         let (sender, received) = mpsc::channel();
-        let poller = pair.left.cq.poller(move |completion| drop(sender.send(completion)))?;
+        let poller = pair.left.cq.start_poller(move |completion| drop(sender.send(completion)))?;
         (0..20).try_for_each(|_| pair.left.post_receive(8).map(drop))?;
         pair.left.qp.drain(COMPLETION_TIMEOUT)?;
         for _ in 0..20 {

@@ -212,7 +212,7 @@ fn a_new_queue_pair_never_gets_the_completions_of_an_old_one(fixture: &Fixture) 
     let cq = fixture.device.completion_queue(16).create()?;
     let domain = fixture.device.create_protection_domain()?;
     let peer_domain = fixture.device.create_protection_domain()?;
-    let region = peer_domain.region(8, READ_WRITE)?;
+    let region = peer_domain.allocate_region(8, READ_WRITE)?;
     for round in 0..5 {
         // Each queue pair uses the completion queue after its predecessor.
         let side = builder.side_of(&domain, &cq, None)?;

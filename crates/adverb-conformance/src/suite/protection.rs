@@ -218,7 +218,7 @@ fn the_key_of_a_deregistered_region_is_refused_by_the_peer(fixture: &Fixture) ->
 
 fn the_key_of_another_domain_is_refused_by_the_peer(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
-    let region = fixture.device.create_protection_domain()?.region(64, READ_WRITE)?;
+    let region = fixture.device.create_protection_domain()?.allocate_region(64, READ_WRITE)?;
     check_rejected(&pair, &region, write(&pair.left, 64, region.remote().at(0))?, Status::RemoteAccess)?;
     let pair = fixture.rc()?;
     let request = SendRequest::read(pair.left.buffer(64)?, region.remote().at(0));
@@ -252,7 +252,7 @@ fn a_message_longer_than_its_receive_fails_both_ends(fixture: &Fixture) -> Resul
 
 fn a_message_from_memory_of_another_domain_is_not_posted(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
-    let foreign = fixture.device.create_protection_domain()?.buffer(100)?;
+    let foreign = fixture.device.create_protection_domain()?.allocate_buffer(100)?;
     expect_foreign_domain(&pair.left.expect_rejected(SendRequest::send(foreign))?)?;
     pair.ping()
 }
@@ -261,7 +261,7 @@ fn a_read_into_memory_of_another_domain_is_not_posted(fixture: &Fixture) -> Resu
     let pair = fixture.rc()?;
     let region = pair.right.region(100, READ_WRITE)?;
     region.write(0, &pattern(100, 1))?;
-    let foreign = fixture.device.create_protection_domain()?.region(100, READ_WRITE)?;
+    let foreign = fixture.device.create_protection_domain()?.allocate_region(100, READ_WRITE)?;
     let request = SendRequest::read(foreign.slice(0..100)?, region.remote().at(0));
     expect_foreign_domain(&pair.left.expect_rejected(request)?)?;
     check_equal(&read(&foreign, 0, 100)?, &[0; 100])?;
@@ -270,7 +270,7 @@ fn a_read_into_memory_of_another_domain_is_not_posted(fixture: &Fixture) -> Resu
 
 fn a_receive_into_memory_of_another_domain_is_not_posted(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
-    let foreign = fixture.device.create_protection_domain()?.buffer(100)?;
+    let foreign = fixture.device.create_protection_domain()?.allocate_buffer(100)?;
     expect_foreign_domain(&pair.right.expect_recv_rejected(foreign)?)?;
     pair.ping()
 }

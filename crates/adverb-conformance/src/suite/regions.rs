@@ -28,7 +28,7 @@ tests! { "memory regions";
 }
 
 fn region(fixture: &Fixture, len: usize) -> Result<MemoryRegion> {
-    Ok(fixture.device.create_protection_domain()?.region(len, READ_WRITE)?)
+    Ok(fixture.device.create_protection_domain()?.allocate_region(len, READ_WRITE)?)
 }
 
 fn a_new_region_is_all_zeros(fixture: &Fixture) -> Result<()> {
@@ -103,8 +103,8 @@ fn slices_keep_within_bounds(fixture: &Fixture) -> Result<()> {
 
 fn a_region_without_bytes_is_refused(fixture: &Fixture) -> Result<()> {
     let domain = fixture.device.create_protection_domain()?;
-    ensure!(domain.region(0, READ_WRITE).is_err(), "a region of 0 bytes was created");
-    ensure!(domain.buffer(0).is_err(), "a buffer of 0 bytes was created");
+    ensure!(domain.allocate_region(0, READ_WRITE).is_err(), "a region of 0 bytes was created");
+    ensure!(domain.allocate_buffer(0).is_err(), "a buffer of 0 bytes was created");
     Ok(())
 }
 
@@ -112,18 +112,18 @@ fn a_region_without_bytes_is_refused(fixture: &Fixture) -> Result<()> {
 fn inconsistent_access_rights_are_refused(fixture: &Fixture) -> Result<()> {
     let domain = fixture.device.create_protection_domain()?;
     for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::REMOTE_WRITE | Access::REMOTE_READ] {
-        let made = domain.region(64, access);
+        let made = domain.allocate_region(64, access);
         ensure!(matches!(made, Err(Error::InvalidRequest { .. })), "{access:?}: {made:?}");
     }
-    domain.region(64, Access::REMOTE_READ)?;
-    domain.region(64, Access::empty())?;
+    domain.allocate_region(64, Access::REMOTE_READ)?;
+    domain.allocate_region(64, Access::empty())?;
     Ok(())
 }
 
 fn regions_have_their_own_keys(fixture: &Fixture) -> Result<()> {
     let domain = fixture.device.create_protection_domain()?;
     let regions =
-        (0..32).map(|_| domain.region(64, READ_WRITE)).collect::<adverb::verbs::Result<Vec<_>>>()?;
+        (0..32).map(|_| domain.allocate_region(64, READ_WRITE)).collect::<adverb::verbs::Result<Vec<_>>>()?;
     let mut keys: Vec<u32> = regions.iter().map(|region| region.remote().rkey).collect();
     keys.sort_unstable();
     keys.dedup();
@@ -142,9 +142,9 @@ fn a_region_has_the_data_that_a_peer_needs(fixture: &Fixture) -> Result<()> {
 
 fn a_region_becomes_a_buffer_only_when_it_is_not_shared(fixture: &Fixture) -> Result<()> {
     let domain = fixture.device.create_protection_domain()?;
-    let shared = domain.region(64, READ_WRITE)?;
+    let shared = domain.allocate_region(64, READ_WRITE)?;
     ensure!(shared.into_buffer().is_err(), "a peer could write to the region");
-    let region = domain.region(64, Access::LOCAL_WRITE)?;
+    let region = domain.allocate_region(64, Access::LOCAL_WRITE)?;
     let handle = region.clone();
     let region = region.into_buffer().err().context("the region became a buffer despite another handle")?;
     drop(handle);

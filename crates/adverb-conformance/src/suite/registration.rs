@@ -128,7 +128,7 @@ fn a_window_on_chosen_addresses_shows_the_right_bytes(fixture: &Fixture) -> Resu
     let pair = fixture.rc()?;
     let access = Access::LOCAL_WRITE | Access::WINDOW_BIND;
     let region = pair.right.domain.register_at(Pages::new(8192)?, CHOSEN, access)?;
-    let window = pair.right.domain.memory_window()?;
+    let window = pair.right.domain.create_memory_window()?;
     let bind = SendRequest::bind(window, region.slice(4096..4196)?, Access::REMOTE_WRITE);
     let window = pair.right.completed(bind)?.into_window().context("the completion has no window")?;
     let remote = window.remote().context("the window isn't bound")?;
@@ -166,7 +166,7 @@ fn memory_under_chosen_addresses_is_not_sent_inline(fixture: &Fixture) -> Result
     let pair = fixture.pair(Rc).max_inline_data(64).connect()?;
     let domain = &pair.left.domain;
     let regions = [
-        domain.region(32, Access::LOCAL_WRITE | Access::ZERO_BASED)?,
+        domain.allocate_region(32, Access::LOCAL_WRITE | Access::ZERO_BASED)?,
         domain.register_at(Pages::new(32)?, CHOSEN, Access::LOCAL_WRITE)?,
     ];
     for region in &regions {
@@ -194,7 +194,7 @@ fn memory_on_demand_is_written_and_read(fixture: &Fixture) -> Result<()> {
 
 fn unsupported_registrations_are_refused_with_an_explanation(fixture: &Fixture) -> Result<()> {
     let domain = fixture.device.create_protection_domain()?;
-    let on_demand = domain.region(4096, READ_WRITE | Access::ON_DEMAND);
+    let on_demand = domain.allocate_region(4096, READ_WRITE | Access::ON_DEMAND);
     let dmabuf = domain.register_dmabuf(std::io::stdin(), 0, 4096, 0, READ_WRITE);
     // If the device can register dma-bufs, the registration fails because the descriptor is invalid.
     let can_dmabuf = fixture.device.can_register_dmabuf()?;

@@ -68,12 +68,12 @@ fn a_region_to_flush_is_refused_with_a_hint_unless_the_device_has_flush(fixture:
         [(Access::FLUSH_GLOBAL, flush.global), (Access::FLUSH_PERSISTENT, flush.persistent)]
     {
         if !is_supported {
-            let error = domain.region(64, READ_WRITE | right).err();
+            let error = domain.allocate_region(64, READ_WRITE | right).err();
             expect_unsupported(&error.with_context(|| format!("a region with {right:?} was registered"))?)?;
         }
     }
     if flush.global {
-        domain.region(64, FLUSHABLE)?;
+        domain.allocate_region(64, FLUSHABLE)?;
     }
     Ok(())
 }

@@ -186,7 +186,7 @@ fn shared_receives_are_scattered(fixture: &Fixture) -> Result<()> {
     let cq = fixture.device.completion_queue(16).create()?;
     let side = connect(fixture, &domain, &cq, &shared)?;
     let size = fixture.mtu() + 10;
-    let region = domain.region(size, READ_WRITE)?;
+    let region = domain.allocate_region(size, READ_WRITE)?;
     let pieces =
         vec![PayloadSegment::Region(region.slice(0..7)?), PayloadSegment::Region(region.slice(7..size)?)];
     let receiving = shared.post_recv(RecvRequest::new(pieces)).map_err(Error::from)?;
@@ -397,7 +397,7 @@ fn shared_receives_complete_on_the_receivers_queue(fixture: &Fixture) -> Result<
 
 fn a_shared_queue_may_be_dropped_with_requests_in_it(fixture: &Fixture) -> Result<()> {
     let domain = fixture.device.create_protection_domain()?;
-    let region = domain.region(64, adverb::verbs::Access::LOCAL_WRITE)?;
+    let region = domain.allocate_region(64, adverb::verbs::Access::LOCAL_WRITE)?;
     let shared = domain.shared_receive_queue(8).create()?;
     for _ in 0..8 {
         shared.post_recv(RecvRequest::new(region.slice(0..64)?)).map_err(Error::from)?;

@@ -221,7 +221,7 @@ fn many_threads_wait_on_one_queue_with_events(fixture: &Fixture) -> Result<()> {
 fn atomics_of_many_threads_all_count(fixture: &Fixture) -> Result<()> {
     let builder = fixture.pair(Rc).depth(4, 1);
     let target = fixture.device.create_protection_domain()?;
-    let region = target.region(8, ALL)?;
+    let region = target.allocate_region(8, ALL)?;
     let cq = fixture.device.completion_queue(64).create()?;
     let mut pairs = Vec::new();
     for _ in 0..4 {
@@ -251,7 +251,7 @@ fn atomics_of_many_threads_all_count(fixture: &Fixture) -> Result<()> {
 fn a_lock_of_compare_and_swap_excludes_other_threads(fixture: &Fixture) -> Result<()> {
     let builder = fixture.pair(Rc).depth(4, 1);
     let target = fixture.device.create_protection_domain()?;
-    let region = target.region(16, ALL)?;
+    let region = target.allocate_region(16, ALL)?;
     let cq = fixture.device.completion_queue(64).create()?;
     let mut pairs = Vec::new();
     for _ in 0..2 {

@@ -64,7 +64,7 @@ fn datagrams(fixture: &Fixture, address: Option<IpAddr>) -> Result<Pair> {
 fn check_handle_settings(fixture: &Fixture, pair: &Pair) -> Result<()> {
     for (class, label) in [(0x68, 0x1_2345), (0, 0), (0xfc, 0xf_ffff)] {
         let traffic = Traffic::new().traffic_class(class).flow_label(label);
-        let recipient = pair.left.qp.ud_destination_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
+        let recipient = pair.left.qp.create_ud_destination_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
         let (tos, _) = send_and_read_marks(fixture, pair, &recipient)?;
         ensure!(tos == class, "the traffic class is {tos:#x}, not {class:#x}");
     }
@@ -90,7 +90,7 @@ fn a_datagram_over_ipv6_has_the_settings_of_its_address_handle(fixture: &Fixture
 fn a_datagram_over_ipv6_has_the_flow_label_of_its_address_handle(fixture: &Fixture) -> Result<()> {
     let pair = datagrams_over_ipv6(fixture)?;
     let traffic = Traffic::new().flow_label(0x1_2345);
-    let recipient = pair.left.qp.ud_destination_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
+    let recipient = pair.left.qp.create_ud_destination_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
     let (_, label) = send_and_read_marks(fixture, &pair, &recipient)?;
     let label = label.context("the datagram has an IPv4 header")?;
     ensure!(label == 0x1_2345, "the flow label is {label:#x}, not 0x12345");
@@ -99,7 +99,7 @@ fn a_datagram_over_ipv6_has_the_flow_label_of_its_address_handle(fixture: &Fixtu
 
 fn a_datagram_has_the_settings_of_its_queue_pair(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).traffic(Traffic::new().dscp(26)).connect()?;
-    let recipient = pair.left.qp.ud_destination(&pair.right.qp.endpoint(), QKEY)?;
+    let recipient = pair.left.qp.create_ud_destination(&pair.right.qp.endpoint(), QKEY)?;
     let (class, _) = send_and_read_marks(fixture, &pair, &recipient)?;
     ensure!(class == 26 << 2, "class {class:#x}");
     Ok(())
@@ -108,7 +108,7 @@ fn a_datagram_has_the_settings_of_its_queue_pair(fixture: &Fixture) -> Result<()
 fn a_datagram_has_the_hop_limit_of_its_address_handle(fixture: &Fixture) -> Result<()> {
     let pair = datagrams(fixture, None)?;
     let traffic = Traffic::new().hop_limit(17);
-    let recipient = pair.left.qp.ud_destination_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
+    let recipient = pair.left.qp.create_ud_destination_with(&pair.right.qp.endpoint(), QKEY, traffic)?;
     let receiving = post_receive(fixture, &pair.right)?;
     pair.left.execute(SendRequest::send(pair.left.filled(20, 1)?).destination(&recipient))?;
     let ip =
@@ -132,10 +132,11 @@ fn a_connection_has_the_hop_limit_of_its_options(fixture: &Fixture) -> Result<()
 fn the_most_specific_settings_apply_to_datagrams(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Ud).traffic(Traffic::new().dscp(2)).connect()?;
     let remote = pair.right.qp.endpoint();
-    let near = pair.left.qp.ud_destination_with(&remote, QKEY, Traffic::new().dscp(3))?;
+    let near = pair.left.qp.create_ud_destination_with(&remote, QKEY, Traffic::new().dscp(3))?;
     let (class, _) = send_and_read_marks(fixture, &pair, &near)?;
     ensure!(class == 12, "the handle's: class {class:#x}");
-    let (class, _) = send_and_read_marks(fixture, &pair, &pair.left.qp.ud_destination(&remote, QKEY)?)?;
+    let (class, _) =
+        send_and_read_marks(fixture, &pair, &pair.left.qp.create_ud_destination(&remote, QKEY)?)?;
     ensure!(class == 8, "the queue pair's: class {class:#x}");
     Ok(())
 }
@@ -144,7 +145,7 @@ fn a_reply_has_the_settings_of_the_replying_queue_pair(fixture: &Fixture) -> Res
     let pair = fixture.pair(Ud).traffic(Traffic::new().dscp(7)).connect()?;
     let reply = post_receive(fixture, &pair.left)?;
     let request = exchange(fixture, &pair, SendRequest::send(pair.left.filled(40, 1)?))?;
-    let sender = request.reply_destination(&pair.right.qp, QKEY)?;
+    let sender = request.create_reply_destination(&pair.right.qp, QKEY)?;
     pair.right.execute(SendRequest::send(request.message).destination(&sender))?;
     let (class, _) = marks(pair.left.wait(reply)?.into_datagram()?.ip_header)?;
     ensure!(class == 28, "the class is {class:#x}");
@@ -207,7 +208,9 @@ fn equal_addresses_with_equal_settings_share_a_handle(fixture: &Fixture) -> Resu
     let pair = datagrams(fixture, None)?;
     let remote = pair.right.qp.endpoint();
     let handle = |traffic| {
-        Ok::<_, anyhow::Error>(pair.left.qp.ud_destination_with(&remote, QKEY, traffic)?.address_handle)
+        Ok::<_, anyhow::Error>(
+            pair.left.qp.create_ud_destination_with(&remote, QKEY, traffic)?.address_handle,
+        )
     };
     let first = handle(Traffic::new())?;
     ensure!(handle(Traffic::new())?.is_same(&first), "equal settings returned another handle");
@@ -221,7 +224,7 @@ fn a_thousand_addresses_can_be_answered(fixture: &Fixture) -> Result<()> {
     let remote = pair.right.qp.endpoint();
     for number in 0..1500 {
         let traffic = Traffic::new().flow_label(number);
-        let recipient = pair.left.qp.ud_destination_with(&remote, QKEY, traffic)?;
+        let recipient = pair.left.qp.create_ud_destination_with(&remote, QKEY, traffic)?;
         if number % 100 == 0 {
             send_and_read_marks(fixture, &pair, &recipient)?;
         }

@@ -46,7 +46,7 @@ fn bind(side: &Side, window: MemoryWindow, region: &MemoryRegion, access: Access
 
 /// Binds a window, and returns it with its address and key for a peer.
 fn bound(side: &Side, region: &MemoryRegion, access: Access) -> Result<(MemoryWindow, RemoteMemory)> {
-    let window = bind(side, side.domain.memory_window()?, region, access)?;
+    let window = bind(side, side.domain.create_memory_window()?, region, access)?;
     let remote = remote(&window)?;
     Ok((window, remote))
 }
@@ -199,7 +199,7 @@ fn a_message_to_a_shared_receive_invalidates_too(fixture: &Fixture) -> Result<()
 fn a_window_that_was_invalidated_is_not_invalidated_again(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = region(&pair.right)?;
-    pair.right.expect_rejected(SendRequest::local_invalidate(pair.right.domain.memory_window()?))?;
+    pair.right.expect_rejected(SendRequest::local_invalidate(pair.right.domain.create_memory_window()?))?;
     let (window, _) = bound(&pair.right, &region, READ_WRITE)?;
     let window = invalidate(&pair.right, window)?;
     pair.right.expect_rejected(SendRequest::local_invalidate(window))?;
@@ -214,7 +214,7 @@ fn a_window_that_was_invalidated_is_not_invalidated_again(fixture: &Fixture) -> 
 fn every_binding_has_its_own_key(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     let region = region(&pair.right)?;
-    let mut window = pair.right.domain.memory_window()?;
+    let mut window = pair.right.domain.create_memory_window()?;
     let mut keys = Vec::new();
     for _ in 0..10 {
         window = bind(&pair.right, window, &region, READ_WRITE)?;

@@ -292,7 +292,7 @@ impl Handshake {
                 };
                 let device = match &self.options.device {
                     Some(device) => device.clone(),
-                    None => route.path().device()?,
+                    None => route.path().open_device()?,
                 };
                 let (parts, queue_pair) = parts_for(&device, route.path(), peer, &self.options)?;
                 // The identifier keeps its descriptor, which is watched already.

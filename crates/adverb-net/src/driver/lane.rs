@@ -45,7 +45,7 @@ impl LaneParts {
         let pool = match (&shared, &options.pool) {
             (Some(shared), _) => shared.pool.clone(),
             (None, Some(pool)) => pool.clone(),
-            (None, None) => Pool::builder().partitions(1).build(&device.create_protection_domain()?),
+            (None, None) => Pool::builder().partitions(1).create(&device.create_protection_domain()?),
         };
         let domain = pool.protection_domain().clone();
         let config = config(options, MIN_READ_LEN);
@@ -55,7 +55,7 @@ impl LaneParts {
         let completions = domain.device().completion_queue(sends + recvs + 2).events().create()?;
         let queue_pair = make(&domain)?.completion_queue(&completions).depth(sends, recvs);
         let queue_pair = queue_pair.access(Access::LOCAL_WRITE).create()?;
-        let hello = pool.alloc(PathMtu::Mtu4096.bytes().into())?;
+        let hello = pool.allocate(PathMtu::Mtu4096.bytes().into())?;
         queue_pair.post_recv(RecvRequest::new(hello).tag(HELLO_RECV))?;
         Ok((LaneParts { completions, pool, shared, peer, options: options.clone() }, queue_pair))
     }

@@ -60,7 +60,7 @@ impl Memory for LaneMemory<'_> {
     type Region = Region;
 
     fn alloc(&mut self, len: usize) -> Option<Buffer> {
-        match self.pool.alloc(len) {
+        match self.pool.allocate(len) {
             Ok(buffer) => Some(Buffer(buffer)),
             Err(error) => {
                 self.failure = Some(error);

@@ -215,7 +215,7 @@ impl Driver {
     }
 
     fn alloc(&self, len: usize) -> Result<PoolBuf> {
-        self.pool().alloc(len).map_err(|error| RemoteErrorKind::memory(self.peer, error))
+        self.pool().allocate(len).map_err(|error| RemoteErrorKind::memory(self.peer, error))
     }
 
     fn operation(&self, request: SendRequest, region: &PeerRegion) -> PendingOp<'_> {
@@ -284,7 +284,7 @@ impl Driver {
     /// Returns registered memory with the bytes to write.
     fn buffer_of(&self, message: SendData<'_>) -> Result<PoolBuf, RemoteError> {
         message.into_buffer_of(self.pool().protection_domain()).or_else(|message| {
-            let copy = self.pool().copy_from(message.bytes());
+            let copy = self.pool().allocate_copy(message.bytes());
             copy.map_err(|error| RemoteError {
                 kind: RemoteErrorKind::memory(self.peer, error),
                 buffer: message.into_buffer(),

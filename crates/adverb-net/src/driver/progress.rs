@@ -508,7 +508,7 @@ pub(super) fn post_hello(lane: &Lane, hello: &[u8], tag: u64) -> Result<()> {
     let mut message = [seal.as_ref().map_or(&[][..], |seal| seal), hello].concat();
     // A packet of the full path MTU: if the path does not pass it, the handshake fails, and not a long message.
     message.resize(message.len().max(lane.mtu().into()), 0);
-    let request = SendRequest::send(lane.pool.copy_from(&message)?).tag(tag);
+    let request = SendRequest::send(lane.pool.allocate_copy(&message)?).tag(tag);
     lane.queue_pair.post_send(request).map(drop).map_err(|failure| failure.error)
 }
 
@@ -539,7 +539,7 @@ fn register_memory(
             let buffer = if buffer.protection_domain() == domain {
                 buffer
             } else {
-                match lane.pool.copy_from(&buffer) {
+                match lane.pool.allocate_copy(&buffer) {
                     Ok(copy) => copy,
                     Err(error) => {
                         let memory = RegisterMemory::Message(Payload::Buf(Buffer(buffer)));

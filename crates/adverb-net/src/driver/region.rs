@@ -117,7 +117,7 @@ impl Region {
     /// Allocates and registers memory.
     pub(super) fn allocate(lane: &Lane, len: usize, access: Access) -> Result<Region> {
         let domain = lane.pool.protection_domain();
-        Region::register(lane, access, Access::LOCAL_WRITE, |access| domain.region(len, access))
+        Region::register(lane, access, Access::LOCAL_WRITE, |access| domain.allocate_region(len, access))
     }
 
     /// Registers memory at the addresses from `base`.
@@ -227,7 +227,7 @@ impl Lane {
 
     fn grant(&self) -> Result<Grant> {
         match self.has_windows() {
-            true => Ok(Grant::Unbound(self.pool.protection_domain().memory_window()?)),
+            true => Ok(Grant::Unbound(self.pool.protection_domain().create_memory_window()?)),
             false => Ok(Grant::Registration),
         }
     }

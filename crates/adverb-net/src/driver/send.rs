@@ -77,7 +77,7 @@ impl Driver {
         let (buffer, is_copy) = match message.into_buffer_of(lane.pool.protection_domain()) {
             Ok(buffer) => (buffer, false),
             // The peer can't read a buffer of another protection domain.
-            Err(message) => match lane.pool.copy_from(message.bytes()) {
+            Err(message) => match lane.pool.allocate_copy(message.bytes()) {
                 Ok(copy) => (copy, true),
                 Err(error) => return Err(message.into_error(failed(error))),
             },

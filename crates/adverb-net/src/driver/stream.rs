@@ -78,7 +78,7 @@ impl Driver {
             StreamWrite::Copy { len, lane, number } => (len, lane, number),
         };
         let failed = |error| SendErrorKind::memory(self.peer, error);
-        let mut buffer = lane.pool.alloc(len).map_err(failed)?;
+        let mut buffer = lane.pool.allocate(len).map_err(failed)?;
         copy_slices(slices, &mut buffer);
         let copy = Outgoing::rendezvous(Region::message(&lane, buffer).map_err(failed)?, number);
         Ok(self.send_copy(&mut self.lock(), copy)?.then_some(len))

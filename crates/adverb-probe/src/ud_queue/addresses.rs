@@ -53,7 +53,7 @@ impl AddressCache {
             self.evicted_count += 1;
         }
         let remote = Endpoint::new(gid, qpn, Psn::wrapping(0));
-        let found = queue_pair.ud_destination_with(&remote, qkey, traffic)?;
+        let found = queue_pair.create_ud_destination_with(&remote, qkey, traffic)?;
         self.created_count += 1;
         self.entries.insert((gid, traffic), CachedHandle { handle: found.address_handle.clone(), last_use });
         Ok(found)

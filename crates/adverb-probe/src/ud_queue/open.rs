@@ -79,7 +79,7 @@ impl OpenQueue {
             .traffic(options.traffic)
             .create()?;
         let mtu = queue_pair.max_message_size() as usize;
-        let slots = SendSlots::new(domain.buffer(options.send_slots as usize * mtu)?, mtu)?;
+        let slots = SendSlots::new(domain.allocate_buffer(options.send_slots as usize * mtu)?, mtu)?;
         let watch = Watch::new().map_err(watch_error)?;
         let mut queue = OpenQueue {
             queue_pair,
@@ -101,7 +101,7 @@ impl OpenQueue {
         };
         // A datagram of another host may have any length up to the MTU. A shorter receive would fail, and with some
         // devices the whole queue pair.
-        let mut memory = queue.domain.buffer(queue.recv_slots as usize * queue.recv_slot_size)?;
+        let mut memory = queue.domain.allocate_buffer(queue.recv_slots as usize * queue.recv_slot_size)?;
         while memory.capacity() > queue.recv_slot_size {
             let rest = memory.split_off(queue.recv_slot_size)?;
             queue.post_recv(std::mem::replace(&mut memory, rest))?;
@@ -129,7 +129,7 @@ impl OpenQueue {
         let polled = self.batch.iter().filter(|completion| completion.tag() == RECV_TAG).count();
         let present = self.posted_receives.saturating_add(u32::try_from(polled).unwrap_or(u32::MAX));
         for _ in present..self.recv_slots {
-            let buffer = self.domain.buffer(self.recv_slot_size)?;
+            let buffer = self.domain.allocate_buffer(self.recv_slot_size)?;
             self.post_recv(buffer)?;
         }
         Ok(())

@@ -24,7 +24,7 @@ pub struct Service {
 impl Service {
     fn new(found: &DatagramService, queue_pair: &QueuePair) -> Result<Service> {
         // This also checks that the route to the peer begins at the queue pair's port.
-        let route = found.ud_destination(queue_pair)?;
+        let route = found.create_ud_destination(queue_pair)?;
         let destination =
             Destination { gid: route.address_handle.gid(), qpn: found.qpn(), qkey: found.qkey() };
         Ok(Service { destination, private_data: found.private_data().to_vec() })

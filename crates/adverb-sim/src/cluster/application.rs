@@ -208,7 +208,7 @@ impl ClusterRun {
     /// Takes a send slot, and checks that it is not in use.
     pub(super) fn take_slot(&mut self, from: usize, to: usize) -> Result<SendSlot, PostError> {
         let member = &mut self.members[from];
-        let slot = member.broker.send_buf(PeerId(to as u16))?;
+        let slot = member.broker.allocate_send_buf(PeerId(to as u16))?;
         let local = member.memory.send_slot(to, slot.index(), 0);
         let is_held = member.peers[to].slots.iter().any(|(held, _)| held.index() == slot.index());
         let is_in_use =

@@ -293,7 +293,7 @@ impl Member {
         if self.rpc.check_call(PEER).is_err() {
             return;
         }
-        let Ok(slot) = self.broker.send_buf(PEER) else { return };
+        let Ok(slot) = self.broker.allocate_send_buf(PEER) else { return };
         let timeout =
             (choice & 16 == 0).then(|| Duration::from_micros(u64::from(choices.byte().unwrap_or(0))));
         let posted = self.broker.post_send(slot, 16);
@@ -339,7 +339,7 @@ impl Member {
         self.handle_events(&[])?;
         while let Some(peer) = self.rpc.poll_ready() {
             while self.rpc.has_output(peer) {
-                let Ok(slot) = self.broker.send_buf(peer) else { break };
+                let Ok(slot) = self.broker.allocate_send_buf(peer) else { break };
                 let length = self.rpc.poll_output(peer).map_or(0, |output| 16 + output.data.len() as u32);
                 self.broker.post_send(slot, length).map_err(|error| error.to_string())?;
             }
@@ -347,7 +347,7 @@ impl Member {
         for _ in 0..self.keys.ready_count() {
             let Some(peer) = self.keys.poll_ready() else { break };
             while self.keys.has_output(peer) {
-                let Ok(slot) = self.broker.send_buf(peer) else {
+                let Ok(slot) = self.broker.allocate_send_buf(peer) else {
                     self.keys.mark_ready(peer);
                     break;
                 };

@@ -180,7 +180,7 @@ impl Cluster {
     fn send(&mut self, from: usize, to: usize, round: u32) -> Result<(), String> {
         let peer = PeerId(to as u16);
         for _ in 0..4 {
-            match self.brokers[from].send_buf(peer) {
+            match self.brokers[from].allocate_send_buf(peer) {
                 Ok(slot) => {
                     // The model carries the round in the length of the message.
                     return self.brokers[from]

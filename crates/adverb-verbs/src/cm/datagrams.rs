@@ -28,13 +28,13 @@ impl Connector {
     /// # use adverb::verbs::{SendRequest, cm::Connector};
     /// # fn example() -> adverb::verbs::Result<()> {
     /// let service = Connector::new().resolve_service("192.0.2.7:7471".parse().unwrap())?;
-    /// let device = service.path().device()?;
+    /// let device = service.path().open_device()?;
     /// let domain = device.create_protection_domain()?;
     /// let completions = device.completion_queue(128).create()?;
     /// let queue_pair = service.path().datagram_queue_pair(&domain)?.completion_queue(&completions).create()?;
     /// queue_pair.move_to_rts()?;
-    /// let destination = service.ud_destination(&queue_pair)?;
-    /// queue_pair.post_send(SendRequest::send(domain.buffer(64)?).destination(&destination))?;
+    /// let destination = service.create_ud_destination(&queue_pair)?;
+    /// queue_pair.post_send(SendRequest::send(domain.allocate_buffer(64)?).destination(&destination))?;
     /// # Ok(())
     /// # }
     /// ```
@@ -190,7 +190,7 @@ impl DatagramService {
     ///
     /// Returns [`Error::InvalidRequest`] if the queue pair belongs to another device or port, or isn't a UD queue pair,
     /// and [`Error::CallFailed`] if the device can't create the address handle.
-    pub fn ud_destination(&self, queue_pair: &QueuePair) -> Result<UdDestination> {
+    pub fn create_ud_destination(&self, queue_pair: &QueuePair) -> Result<UdDestination> {
         self.path.check_datagrams(queue_pair)?;
         let mut address = Address { gid_index: queue_pair.source.gid_index, ..self.address };
         queue_pair.source.traffic(Traffic::new()).apply(&mut address);

@@ -13,11 +13,11 @@
 //! use adverb::verbs::QueuePair;
 //!
 //! fn queue_pair(path: &Path) -> adverb::verbs::Result<QueuePair> {
-//!     let device = path.device()?;
+//!     let device = path.open_device()?;
 //!     let domain = device.create_protection_domain()?;
 //!     let completions = device.completion_queue(128).events().create()?;
 //!     let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).create()?;
-//!     queue_pair.post_recv(domain.buffer(4096)?)?; // before the peer can send
+//!     queue_pair.post_recv(domain.allocate_buffer(4096)?)?; // before the peer can send
 //!     Ok(queue_pair)
 //! }
 //!
@@ -50,7 +50,7 @@
 //! use adverb::verbs::cm::{Connector, Listener};
 //! # use adverb::verbs::{QueuePair, cm::Path};
 //! # fn queue_pair(path: &Path) -> adverb::verbs::Result<QueuePair> {
-//! #     let device = path.device()?;
+//! #     let device = path.open_device()?;
 //! #     let domain = device.create_protection_domain()?;
 //! #     let completions = device.completion_queue(512).create()?;
 //! #     path.queue_pair(&domain)?.completion_queue(&completions).create()

@@ -54,7 +54,7 @@ impl Path {
     /// # Errors
     ///
     /// Returns the same errors as [`Device::open`].
-    pub fn device(&self) -> Result<Device> {
+    pub fn open_device(&self) -> Result<Device> {
         Device::shared(&self.0.device)
     }
 
@@ -116,7 +116,7 @@ impl Path {
             return Ok(());
         }
         let reason = format!(
-            "the connection uses {}, but the protection domain belongs to {}: create one on `Path::device`",
+            "the connection uses {}, but the protection domain belongs to {}: create one on the device that `Path::open_device` returns",
             self.0.device,
             domain.device().name()
         );

@@ -33,7 +33,7 @@ impl CompletionQueue {
     /// them. Moderation reduces the number of interrupts and increases latency. Moderation is disabled by default; a
     /// `count` of 0 or 1 with a zero period disables it again.
     ///
-    /// See also [`poller`](CompletionQueue::poller), which polls many completions per wake-up under load without
+    /// See also [`start_poller`](CompletionQueue::start_poller), which polls many completions per wake-up under load without
     /// added latency.
     ///
     /// # Errors

@@ -20,7 +20,7 @@ use crate::os::{OwnerProcess, wait_either};
 use crate::request::Completion;
 
 /// A thread that polls a completion queue and calls a function, the handler, with each completion.
-/// [`CompletionQueue::poller`] starts a poller.
+/// [`CompletionQueue::start_poller`] starts a poller.
 ///
 /// After each completion the poller spins for a short time, which is fastest under load, and then sleeps until an
 /// event if the queue was created with [events](crate::CompletionQueueBuilder::events). A queue without events is
@@ -75,7 +75,7 @@ pub struct PollerStats {
     pub sleep_count: u64,
 }
 
-/// Options of a poller, passed to [`CompletionQueue::poller_with`].
+/// Options of a poller, passed to [`CompletionQueue::start_poller_with`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use = "options do nothing by themselves"]
 pub struct PollerOptions {
@@ -116,7 +116,7 @@ impl CompletionQueue {
     /// # use adverb::verbs::{CompletionQueue, SendRequest, QueuePair};
     /// # fn example(completions: &CompletionQueue) -> adverb::verbs::Result<()> {
     /// let (sender, receiver) = std::sync::mpsc::channel();
-    /// let poller = completions.poller(move |completion| sender.send(completion).expect("the receiver is alive"))?;
+    /// let poller = completions.start_poller(move |completion| sender.send(completion).expect("the receiver is alive"))?;
     /// // … post requests, and take their completions from `receiver` …
     /// let stopped = poller.stop()?;
     /// println!("{} completions", stopped.stats.completion_count);
@@ -128,19 +128,19 @@ impl CompletionQueue {
     ///
     /// Returns [`Error::InvalidRequest`] if the queue already has a poller, and [`Error::CallFailed`] if the thread can't
     /// be started.
-    pub fn poller<H>(&self, handler: H) -> Result<Poller<H>>
+    pub fn start_poller<H>(&self, handler: H) -> Result<Poller<H>>
     where
         H: FnMut(Completion) + Send + 'static,
     {
-        self.poller_with(&PollerOptions::default(), handler)
+        self.start_poller_with(&PollerOptions::default(), handler)
     }
 
-    /// Starts a thread like [`poller`](CompletionQueue::poller), with options.
+    /// Starts a thread like [`start_poller`](CompletionQueue::start_poller), with options.
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`poller`](CompletionQueue::poller).
-    pub fn poller_with<H>(&self, options: &PollerOptions, handler: H) -> Result<Poller<H>>
+    /// Returns the same errors as [`start_poller`](CompletionQueue::start_poller).
+    pub fn start_poller_with<H>(&self, options: &PollerOptions, handler: H) -> Result<Poller<H>>
     where
         H: FnMut(Completion) + Send + 'static,
     {

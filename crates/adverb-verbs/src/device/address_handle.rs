@@ -13,8 +13,8 @@ use crate::error::Result;
 /// number of datagrams. Queue pairs cache the handles that they used last. Cloning returns another handle to the same
 /// object.
 ///
-/// [`QueuePair::address_handle`](crate::QueuePair::address_handle) creates a handle from an IP address, and
-/// [`Datagram::reply_destination`](crate::Datagram::reply_destination) creates one from a received datagram.
+/// [`QueuePair::create_address_handle`](crate::QueuePair::create_address_handle) creates a handle from an IP address, and
+/// [`Datagram::create_reply_destination`](crate::Datagram::create_reply_destination) creates one from a received datagram.
 #[derive(Clone)]
 pub struct AddressHandle(Arc<Inner>);
 
@@ -51,7 +51,7 @@ impl AddressHandle {
     /// # let completions = device.completion_queue(128).create()?;
     /// let queue_pair = domain.queue_pair(Transport::Ud).completion_queue(&completions).create()?;
     /// let traffic = Traffic::new().flow_label(0x123);
-    /// let handle = queue_pair.address_handle_with("10.0.0.2".parse()?, traffic)?;
+    /// let handle = queue_pair.create_address_handle_with("10.0.0.2".parse()?, traffic)?;
     /// assert_eq!(handle.source_port(), Some(0xc123));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

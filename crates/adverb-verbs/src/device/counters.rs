@@ -56,7 +56,7 @@ impl Device {
     /// ```
     /// let device = adverb::verbs::Device::open("soft")?;
     /// let before = device.resource_counts();
-    /// drop(device.create_protection_domain()?.buffer(4096)?);
+    /// drop(device.create_protection_domain()?.allocate_buffer(4096)?);
     /// assert_eq!(device.resource_counts(), before);
     /// # Ok::<(), adverb::Error>(())
     /// ```

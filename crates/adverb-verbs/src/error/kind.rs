@@ -79,7 +79,7 @@ kinds! {
         "join the group at the subnet manager, and call `attach_multicast` with the GID and LID it returns";
     /// Addressing a UD peer by its IP address or GID without its LID, on InfiniBand.
     UdWithoutLid = "addressing a UD peer on InfiniBand without its LID",
-        "exchange endpoints out of band, and call `ud_destination` with the peer's endpoint";
+        "exchange endpoints out of band, and call `create_ud_destination` with the peer's endpoint";
     /// Registration of dma-bufs.
     Dmabuf = "registering a dma-buf",
         "copy through host memory, or map the dma-buf and register the mapping: the device's rdma-core provider or its \

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 /// A buffer of registered memory with one owner. No peer can access the buffer.
 ///
 /// The owner uses the buffer as a `[u8]`. Posting a request moves the buffer into the request, and the completion
-/// returns it. [`ProtectionDomain::buffer`](crate::ProtectionDomain::buffer) creates a buffer.
+/// returns it. [`ProtectionDomain::allocate_buffer`](crate::ProtectionDomain::allocate_buffer) creates a buffer.
 ///
 /// A buffer has an active range: the bytes that the slice contains and that a request transfers. Initially, the range
 /// is the whole buffer. [`set_range`](Buffer::set_range) changes the range, and [`reset_range`](Buffer::reset_range)

@@ -30,7 +30,7 @@ use crate::error::{Error, Result};
 /// # use adverb::memory::Pool;
 /// # let domain = adverb::verbs::Device::open("soft")?.create_protection_domain()?;
 /// # let pool = Pool::new(&domain);
-/// let mut header = pool.copy_from(b"GET /index")?;
+/// let mut header = pool.allocate_copy(b"GET /index")?;
 /// let path = header.split_off(4)?;
 /// std::thread::spawn(move || assert_eq!(path.freeze(), "/index"));
 /// header[..3].copy_from_slice(b"PUT");

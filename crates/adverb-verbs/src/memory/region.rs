@@ -381,7 +381,7 @@ mod tests {
     #[test]
     fn every_alignment_and_length_is_copied_exactly() {
         let domain = Device::open("soft").unwrap().create_protection_domain().unwrap();
-        let region = domain.region(256, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+        let region = domain.allocate_region(256, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
         let message: Vec<u8> = (1..=160).collect();
         for offset in 0..17 {
             for length in (0..40).chain(60..90).chain(120..160) {
@@ -402,7 +402,7 @@ mod tests {
     #[test]
     fn copied_words_are_never_torn() {
         let domain = Device::open("soft").unwrap().create_protection_domain().unwrap();
-        let region = domain.region(256, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC).unwrap();
+        let region = domain.allocate_region(256, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC).unwrap();
         let words = || (0..32).map(|index| region.word(8 * index).unwrap());
         std::thread::scope(|threads| {
             let copying = threads.spawn(|| {

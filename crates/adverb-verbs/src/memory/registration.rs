@@ -18,8 +18,8 @@ impl ProtectionDomain {
     /// Returns [`Error::Allocation`] if there is not enough memory, [`Error::LimitExceeded`] if `len` doesn't fit into
     /// 32 bits, and [`Error::CallFailed`] if registration fails, often because of the limit on locked memory
     /// (`RLIMIT_MEMLOCK`).
-    pub fn buffer(&self, len: usize) -> Result<Buffer> {
-        let region = self.region(len, Access::LOCAL_WRITE)?;
+    pub fn allocate_buffer(&self, len: usize) -> Result<Buffer> {
+        let region = self.allocate_region(len, Access::LOCAL_WRITE)?;
         let too_long = |region: MemoryRegion| Error::LimitExceeded {
             limit: Limit::BufferLen,
             requested: region.len() as u64,
@@ -34,7 +34,7 @@ impl ProtectionDomain {
     ///
     /// Returns [`Error::Allocation`] if there is not enough memory, and otherwise the same errors as
     /// [`register`](ProtectionDomain::register).
-    pub fn region(&self, len: usize, access: Access) -> Result<MemoryRegion> {
+    pub fn allocate_region(&self, len: usize, access: Access) -> Result<MemoryRegion> {
         let pages = Pages::new(len).map_err(|source| Error::Allocation { len, source })?;
         self.register(pages, access)
     }

@@ -33,8 +33,8 @@ use crate::error::{Error, Feature, Result};
 /// # fn example(domain: &ProtectionDomain, queue_pair: &QueuePair, completions: &CompletionQueue) -> adverb::verbs::Result<()> {
 /// # let timeout = Duration::from_secs(1);
 /// # fn send_to_peer(_: RemoteMemory) {}
-/// let region = domain.region(4096, Access::LOCAL_WRITE | Access::WINDOW_BIND)?;
-/// let window = domain.memory_window()?;
+/// let region = domain.allocate_region(4096, Access::LOCAL_WRITE | Access::WINDOW_BIND)?;
+/// let window = domain.create_memory_window()?;
 ///
 /// let bind = SendRequest::bind(window, region.slice(1024..2048)?, Access::REMOTE_WRITE);
 /// let bound = completions.wait(queue_pair.post_send(bind)?, timeout)?;
@@ -74,7 +74,7 @@ impl ProtectionDomain {
     ///
     /// Returns [`Error::Unsupported`] if the device has no memory windows of type 2B, and [`Error::CallFailed`] if the device
     /// can't allocate another window.
-    pub fn memory_window(&self) -> Result<MemoryWindow> {
+    pub fn create_memory_window(&self) -> Result<MemoryWindow> {
         if !self.device().attributes().has_memory_windows {
             return Err(self.unsupported(Feature::MemoryWindow));
         }

@@ -35,37 +35,38 @@ impl QueuePair {
     ///
     /// Returns [`Error::CallFailed`] if the operation fails, for example because the address family differs from that of the
     /// queue pair, and [`Error::Unsupported`] on InfiniBand, where an IP address doesn't identify a route: see
-    /// [`ud_destination`](QueuePair::ud_destination).
-    pub fn address_handle(&self, address: IpAddr) -> Result<AddressHandle> {
-        self.address_handle_with(address, Traffic::new())
+    /// [`create_ud_destination`](QueuePair::create_ud_destination).
+    pub fn create_address_handle(&self, address: IpAddr) -> Result<AddressHandle> {
+        self.create_address_handle_with(address, Traffic::new())
     }
 
-    /// Creates an address handle like [`address_handle`](QueuePair::address_handle), with traffic options for the
+    /// Creates an address handle like [`create_address_handle`](QueuePair::create_address_handle), with traffic options for the
     /// packets.
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`address_handle`](QueuePair::address_handle).
-    pub fn address_handle_with(&self, address: IpAddr, traffic: Traffic) -> Result<AddressHandle> {
+    /// Returns the same errors as [`create_address_handle`](QueuePair::create_address_handle).
+    pub fn create_address_handle_with(&self, address: IpAddr, traffic: Traffic) -> Result<AddressHandle> {
         self.route(Gid::from(address), 0, traffic)
     }
 
-    /// Returns the destination for datagrams to another queue pair, which was created with the queue key `qkey`.
+    /// Creates the destination for datagrams to another queue pair, which was created with the queue key `qkey`. Its
+    /// address handle is a cached one if possible.
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`address_handle`](QueuePair::address_handle).
-    pub fn ud_destination(&self, remote: &Endpoint, qkey: u32) -> Result<UdDestination> {
-        self.ud_destination_with(remote, qkey, Traffic::new())
+    /// Returns the same errors as [`create_address_handle`](QueuePair::create_address_handle).
+    pub fn create_ud_destination(&self, remote: &Endpoint, qkey: u32) -> Result<UdDestination> {
+        self.create_ud_destination_with(remote, qkey, Traffic::new())
     }
 
-    /// Returns the destination like [`ud_destination`](QueuePair::ud_destination), with traffic options for the
+    /// Creates a destination like [`create_ud_destination`](QueuePair::create_ud_destination), with traffic options for the
     /// packets.
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`address_handle`](QueuePair::address_handle).
-    pub fn ud_destination_with(
+    /// Returns the same errors as [`create_address_handle`](QueuePair::create_address_handle).
+    pub fn create_ud_destination_with(
         &self,
         remote: &Endpoint,
         qkey: u32,

@@ -25,14 +25,14 @@ pub struct Datagram {
 }
 
 impl Datagram {
-    /// Returns the destination for a reply from `queue_pair`, the queue pair that received the datagram. The address
+    /// Creates the destination for a reply from `queue_pair`, the queue pair that received the datagram. The address
     /// handle is cached for the next datagram from the same sender.
     ///
     /// # Errors
     ///
     /// Returns [`Error::InvalidRequest`] if the datagram has no IP header, [`Error::Unsupported`] on InfiniBand (the
     /// sender must transmit its [endpoint](crate::Endpoint) instead), and [`Error::CallFailed`] if the operation fails.
-    pub fn reply_destination(&self, queue_pair: &QueuePair, qkey: u32) -> Result<UdDestination> {
+    pub fn create_reply_destination(&self, queue_pair: &QueuePair, qkey: u32) -> Result<UdDestination> {
         let no_header = Error::InvalidRequest { reason: "the received datagram has no GRH".into() };
         let source = self.ip_header.ok_or(no_header)?.source();
         let address_handle = queue_pair.route(Gid::from(source), 0, Traffic::new())?;

@@ -37,8 +37,8 @@ impl QueuePair {
     /// # fn example(member: &QueuePair, sender: &QueuePair) -> Result<(), Box<dyn std::error::Error>> {
     /// let group = "239.1.2.3".parse()?;
     /// member.join_multicast(group)?;
-    /// let members = sender.multicast_destination(group, 0x1234)?;
-    /// let hello = sender.protection_domain().buffer(5)?;
+    /// let members = sender.create_multicast_destination(group, 0x1234)?;
+    /// let hello = sender.protection_domain().allocate_buffer(5)?;
     /// sender.post_send(SendRequest::send(hello).destination(&members))?;
     /// # Ok(())
     /// # }
@@ -72,14 +72,14 @@ impl QueuePair {
         self.detach_multicast(self.group_gid(group)?, 0)
     }
 
-    /// Returns the destination for datagrams to all members of a group, on RoCE. The sender need not be a member.
+    /// Creates the destination for datagrams to all members of a group, on RoCE. The sender need not be a member.
     /// `qkey` is the queue key of the members' queue pairs.
     ///
     /// # Errors
     ///
     /// Returns [`Error::InvalidRequest`] if `group` isn't a multicast address of the queue pair's address family,
     /// [`Error::Unsupported`] on InfiniBand, and [`Error::CallFailed`] if the operation fails.
-    pub fn multicast_destination(&self, group: IpAddr, qkey: u32) -> Result<UdDestination> {
+    pub fn create_multicast_destination(&self, group: IpAddr, qkey: u32) -> Result<UdDestination> {
         let address = self.route(self.group_gid(group)?, 0, Traffic::new())?;
         Ok(UdDestination { address_handle: address, qpn: Qpn::MULTICAST, qkey })
     }

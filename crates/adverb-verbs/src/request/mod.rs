@@ -125,7 +125,7 @@ impl SendRequest {
     /// # peer.connect(&queue_pair.endpoint())?;
     ///
     /// // The peer registers memory that this side may write.
-    /// let region = domain.region(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    /// let region = domain.allocate_region(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     ///
     /// let version: u64 = 7;
     /// let request = SendRequest::atomic_write(version.to_ne_bytes(), region.remote().at(64));
@@ -162,10 +162,10 @@ impl SendRequest {
     ///
     /// // The peer registers memory that this side may write and flush.
     /// let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::FLUSH_GLOBAL;
-    /// let log = domain.region(4096, access)?;
+    /// let log = domain.allocate_region(4096, access)?;
     ///
     /// // One doorbell for both requests; the FLUSH executes after the WRITE.
-    /// let mut record = domain.buffer(6)?;
+    /// let mut record = domain.allocate_buffer(6)?;
     /// record.copy_from_slice(b"record");
     /// let write = SendRequest::write(record, log.remote().at(0)).unsignaled();
     /// let flush = SendRequest::flush(log.remote(), FlushPlacement::GLOBAL);

@@ -50,10 +50,10 @@ fn device() -> Result<Device> {
 /// without memory, and a copy. They are recorded if `is_recorded` is set.
 fn write_over_queue_pair(rounds: u64, is_recorded: bool) -> Result<()> {
     let device = device()?;
-    let _recording = if is_recorded { Some(device.record().capacity(1024).start()?) } else { None };
+    let _recording = if is_recorded { Some(device.recording().capacity(1024).start()?) } else { None };
     let domain = device.create_protection_domain()?;
-    let pool = Pool::builder().partitions(1).build(&domain);
-    let ring = domain.region(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    let pool = Pool::builder().partitions(1).create(&domain);
+    let ring = domain.allocate_region(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let completions = [device.completion_queue(1024).create()?, device.completion_queue(1024).create()?];
     let create = |queue| domain.queue_pair(Transport::Rc).completion_queue(queue).depth(256, 256).create();
     let (left, right) = (create(&completions[0])?, create(&completions[1])?);
@@ -63,7 +63,7 @@ fn write_over_queue_pair(rounds: u64, is_recorded: bool) -> Result<()> {
     for _ in 0..rounds / IN_FLIGHT {
         right.post_recvs((0..IN_FLIGHT).map(|_| RecvRequest::new(())))?;
         for _ in 0..IN_FLIGHT {
-            let buffer = pool.copy_from(&MESSAGE)?;
+            let buffer = pool.allocate_copy(&MESSAGE)?;
             left.post_send(SendRequest::write_with_imm(buffer, ring.remote().at(0), 1).unsignaled())?;
         }
         let mut received = 0;
@@ -71,7 +71,7 @@ fn write_over_queue_pair(rounds: u64, is_recorded: bool) -> Result<()> {
             completions[1].poll(&mut done)?;
             for completion in done.drain(..) {
                 assert!(completion.is_ok(), "{completion:?}");
-                let mut message: PoolBuf = pool.alloc(MESSAGE.len())?;
+                let mut message: PoolBuf = pool.allocate(MESSAGE.len())?;
                 ring.read(0, &mut message)?;
                 received += 1;
             }

@@ -39,14 +39,14 @@ pub(crate) fn run_client(peer: &mut Peer, device: &str, work: Work, method: Send
     let connection = blocking::Connector::new().options(&options).connect(listener)?;
     match work {
         Work::Rate { time, len } => {
-            let bytes = connection.pool().alloc(len)?;
+            let bytes = connection.pool().allocate(len)?;
             let mut meter = Meter::new(time);
             let mut count = 0;
             while meter.should_continue(count) {
                 match method {
                     SendMethod::Copied => connection.send(&bytes[..])?,
                     SendMethod::Coalesced => connection.feed(&bytes[..])?,
-                    SendMethod::ZeroCopy => connection.send(connection.pool().alloc(len)?)?,
+                    SendMethod::ZeroCopy => connection.send(connection.pool().allocate(len)?)?,
                 }
                 count += 1;
             }
@@ -100,7 +100,7 @@ pub(crate) fn run_tasks_client(peer: &mut Peer, device: &str, work: Work) -> Out
         let connection = net::Connector::new().options(&options).connect(listener).await?;
         match work {
             Work::Rate { time, len } => {
-                let bytes = connection.pool().alloc(len)?;
+                let bytes = connection.pool().allocate(len)?;
                 let mut meter = Meter::new(time);
                 let mut count = 0;
                 while meter.should_continue(count) {

@@ -35,7 +35,7 @@ impl Side {
             _ => (MESSAGE_LEN, 16),
         };
         let completions = device.completion_queue(2 * depth + 8).create()?;
-        let memory = domain.region(len * depth as usize, Access::LOCAL_WRITE)?;
+        let memory = domain.allocate_region(len * depth as usize, Access::LOCAL_WRITE)?;
         let queue_pair = domain.queue_pair(Transport::Rc).completion_queue(&completions);
         let queue_pair = queue_pair.depth(depth, depth).create()?;
         Ok(Side { completions, queue_pair, memory, len, depth })

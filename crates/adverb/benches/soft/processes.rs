@@ -59,7 +59,7 @@ impl Side {
         let domain = device.create_protection_domain()?;
         let completions = completions.create()?;
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-        let memory = domain.region(len.max(8), access)?;
+        let memory = domain.allocate_region(len.max(8), access)?;
         Ok(Side { domain, completions, shared: None, queue_pairs: Vec::new(), memory })
     }
 
@@ -168,7 +168,7 @@ pub(crate) fn rate(ours: &str, theirs: &str, plan: Plan, time: Duration) -> Outc
     let mut side = Side::new(&device, len * slots, (sends + 1) * queue_pairs)?;
     side.add(queue_pairs, sends, 1)?;
     let mut posted_by_queue_pair = vec![0; queue_pairs as usize];
-    let active = if is_recorded { Some(device.record().start()?) } else { None };
+    let active = if is_recorded { Some(device.recording().start()?) } else { None };
     side.connect_to_child(&mut peer)?;
     let after_setup = resident();
     let mut done: Vec<Completion> = Vec::with_capacity(MESSAGES);
@@ -429,7 +429,7 @@ fn receive(device: &str, queue_pairs: u32, len: usize, is_recorded: bool) -> Out
         Ok(())
     };
     post(&mut receives)?;
-    let active = if is_recorded { Some(device.record().start()?) } else { None };
+    let active = if is_recorded { Some(device.recording().start()?) } else { None };
     side.connect_to_parent()?;
     let is_over = spawn_end_watcher();
     let mut done: Vec<Completion> = Vec::with_capacity(RECEIVES as usize);

@@ -18,18 +18,18 @@ struct Side {
 
 impl Side {
     fn new(path: &Path) -> adverb::verbs::Result<(QueuePair, Side)> {
-        let device = path.device()?;
+        let device = path.open_device()?;
         let domain = device.create_protection_domain()?;
         let completions = device.completion_queue(64).events().create()?;
         let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).depth(16, 16).create()?;
-        let post = |_| Ok(queue_pair.post_recv(domain.buffer(LEN)?)?);
+        let post = |_| Ok(queue_pair.post_recv(domain.allocate_buffer(LEN)?)?);
         let receiving = (0..MESSAGES).map(post).collect::<adverb::verbs::Result<_>>()?;
         Ok((queue_pair, Side { domain, completions, receiving }))
     }
 
     fn send_all(&self, connection: &Connection) {
         let post = |_| {
-            let buffer = self.domain.buffer(LEN).unwrap();
+            let buffer = self.domain.allocate_buffer(LEN).unwrap();
             connection.queue_pair().post_send(SendRequest::send(buffer)).unwrap()
         };
         let sending: Vec<RequestId> = (0..MESSAGES).map(post).collect();

@@ -19,21 +19,21 @@ struct UdSide {
 
 impl UdSide {
     fn new(path: &Path, receives: u32) -> UdSide {
-        let device = path.device().unwrap();
+        let device = path.open_device().unwrap();
         let domain = device.create_protection_domain().unwrap();
         let completions = device.completion_queue(64).events().create().unwrap();
         let builder = path.datagram_queue_pair(&domain).unwrap().completion_queue(&completions);
         let queue_pair = builder.depth(16, 16).create().unwrap();
         let buffer_size = 40 + usize::from(device.port(path.port()).unwrap().active_mtu.bytes());
         let receiving = (0..receives)
-            .map(|_| queue_pair.post_recv(domain.buffer(buffer_size).unwrap()).unwrap())
+            .map(|_| queue_pair.post_recv(domain.allocate_buffer(buffer_size).unwrap()).unwrap())
             .collect();
         queue_pair.move_to_rts().unwrap();
         UdSide { queue_pair, domain, completions, receiving, buffer_size }
     }
 
     fn buffer(&self, text: &[u8]) -> Buffer {
-        let mut buffer = self.domain.buffer(text.len()).unwrap();
+        let mut buffer = self.domain.allocate_buffer(text.len()).unwrap();
         buffer.copy_from_slice(text);
         buffer
     }
@@ -46,7 +46,7 @@ impl UdSide {
     fn receive(&mut self) -> Datagram {
         let id = self.receiving.remove(0);
         let datagram = self.completions.wait(id, TIMEOUT).unwrap().into_datagram().unwrap();
-        let buffer = self.domain.buffer(self.buffer_size).unwrap();
+        let buffer = self.domain.allocate_buffer(self.buffer_size).unwrap();
         self.receiving.push(self.queue_pair.post_recv(buffer).unwrap());
         datagram
     }
@@ -82,12 +82,12 @@ pub(crate) fn exercise(connector: Connector, address: IpAddr) {
     assert_eq!(service.path().peer_addr(), peer);
 
     let mut client = UdSide::new(service.path(), 4);
-    let destination = service.ud_destination(&client.queue_pair).unwrap();
+    let destination = service.create_ud_destination(&client.queue_pair).unwrap();
     for text in [&b"ping"[..], b"second"] {
         client.send(SendRequest::send(client.buffer(text)), &destination);
         let datagram = server.receive();
         assert_eq!(&datagram.message[..], text);
-        let sender = datagram.reply_destination(&server.queue_pair, UD_QKEY).unwrap();
+        let sender = datagram.create_reply_destination(&server.queue_pair, UD_QKEY).unwrap();
         server.send(SendRequest::send(server.buffer(b"pong")), &sender);
         assert_eq!(&client.receive().message[..], b"pong");
     }
@@ -219,7 +219,7 @@ fn invalid_arguments_of_datagram_services_are_rejected() {
     request.accept(&side.queue_pair, &[9; MAX_DATAGRAM_REPLY_DATA]).unwrap();
     let service = pending.join().unwrap().unwrap();
     assert_eq!(service.private_data()[..MAX_DATAGRAM_REPLY_DATA], [9; MAX_DATAGRAM_REPLY_DATA]);
-    assert!(service.ud_destination(&connected).is_err(), "an RC queue pair sends no datagrams");
+    assert!(service.create_ud_destination(&connected).is_err(), "an RC queue pair sends no datagrams");
 }
 
 /// rdma-core's program `udaddy`. The client sends messages with its queue pair number as immediate data, and the server
@@ -258,7 +258,7 @@ fn exchange_with_a_udaddy_server(programs: &Programs, address: IpAddr) {
         }
     };
     let mut client = UdSide::new(service.path(), MESSAGES);
-    let destination = service.ud_destination(&client.queue_pair).unwrap();
+    let destination = service.create_ud_destination(&client.queue_pair).unwrap();
     let own_qpn = client.queue_pair.qpn().get();
     for _ in 0..MESSAGES {
         client.send(SendRequest::send_with_imm(client.buffer(&[b'x'; 100]), own_qpn), &destination);
@@ -284,7 +284,7 @@ fn exchange_with_a_udaddy_client(programs: &Programs, address: IpAddr) {
         let datagram = server.receive();
         assert_eq!(datagram.immediate, Some(datagram.source_qpn.get()));
         assert_eq!(datagram.message.len(), 100);
-        sender = Some(datagram.reply_destination(&server.queue_pair, UD_QKEY).unwrap());
+        sender = Some(datagram.create_reply_destination(&server.queue_pair, UD_QKEY).unwrap());
     }
     let sender = sender.unwrap();
     let own_qpn = server.queue_pair.qpn().get();

@@ -143,19 +143,19 @@ struct Side {
 
 impl Side {
     fn new(path: &Path) -> adverb::verbs::Result<(QueuePair, Side)> {
-        Side::on(&path.device()?, path)
+        Side::on(&path.open_device()?, path)
     }
 
     fn on(device: &Device, path: &Path) -> adverb::verbs::Result<(QueuePair, Side)> {
         let domain = device.create_protection_domain()?;
         let completions = device.completion_queue(16).events().create()?;
         let queue_pair = path.queue_pair(&domain)?.completion_queue(&completions).depth(4, 4).create()?;
-        let receiving = queue_pair.post_recv(domain.buffer(64)?)?;
+        let receiving = queue_pair.post_recv(domain.allocate_buffer(64)?)?;
         Ok((queue_pair, Side { domain, completions, receiving }))
     }
 
     fn send(&self, connection: &Connection, text: &[u8]) {
-        let mut buffer = self.domain.buffer(text.len()).unwrap();
+        let mut buffer = self.domain.allocate_buffer(text.len()).unwrap();
         buffer.copy_from_slice(text);
         let id = connection.queue_pair().post_send(SendRequest::send(buffer)).unwrap();
         self.completions.wait(id, TIMEOUT).unwrap().result().unwrap();
@@ -164,7 +164,7 @@ impl Side {
     fn receive(&mut self, connection: &Connection) -> Vec<u8> {
         let message = self.completions.wait(self.receiving, TIMEOUT).unwrap().into_message().unwrap();
         let text = message.to_vec();
-        self.receiving = connection.queue_pair().post_recv(self.domain.buffer(64).unwrap()).unwrap();
+        self.receiving = connection.queue_pair().post_recv(self.domain.allocate_buffer(64).unwrap()).unwrap();
         text
     }
 }

@@ -51,8 +51,8 @@ fn run_with_a_server(programs: &Programs, theirs: IpAddr, ours: IpAddr) {
             Err(error) => panic!("{error}"),
         }
     };
-    let source = side.domain.region(LEN, Access::LOCAL_WRITE | Access::REMOTE_READ).unwrap();
-    let sink = side.domain.region(LEN, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
+    let source = side.domain.allocate_region(LEN, Access::LOCAL_WRITE | Access::REMOTE_READ).unwrap();
+    let sink = side.domain.allocate_region(LEN, Access::LOCAL_WRITE | Access::REMOTE_WRITE).unwrap();
     for round in 0..3_u8 {
         let mut text = [b'a' + round; LEN];
         text[LEN - 1] = 0;
@@ -88,7 +88,7 @@ fn run_with_a_client(programs: &Programs, address: IpAddr) {
     for _ in 0..3 {
         let queue_pair = connection.queue_pair();
         let source = decode_buffer(&side.receive(&connection));
-        let buffer = side.domain.buffer(LEN).unwrap();
+        let buffer = side.domain.allocate_buffer(LEN).unwrap();
         let id = queue_pair.post_send(SendRequest::read(buffer, source)).unwrap();
         let completion = side.completions.wait(id, TIMEOUT).unwrap();
         completion.result().unwrap();

@@ -60,7 +60,7 @@ impl Attacker {
     }
 
     pub(crate) fn send(&self, bytes: &[u8]) -> Option<Status> {
-        let mut buffer = self.end.domain.buffer(bytes.len()).unwrap();
+        let mut buffer = self.end.domain.allocate_buffer(bytes.len()).unwrap();
         buffer.copy_from_slice(bytes);
         self.end.run(SendRequest::send(buffer)).outcome().err().map(|failure| failure.status)
     }
@@ -100,7 +100,7 @@ impl HostilePeer {
             let greet = |endpoint| greeting(Some(endpoint), None, None);
             let attacker = Attacker::new(device, listener.local_addr(), greet);
             let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-            let ring = attacker.end.domain.region(4096, rights).unwrap();
+            let ring = attacker.end.domain.allocate_region(4096, rights).unwrap();
             let mut hello = b"adverb\r\n\x02\x00".to_vec();
             hello.extend(64u16.to_le_bytes());
             hello.extend(4096u32.to_le_bytes());

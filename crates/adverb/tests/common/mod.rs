@@ -66,7 +66,7 @@ impl End {
 
     /// Returns a buffer filled with `value`.
     pub(crate) fn buffer(&self, value: u8, len: usize) -> Buffer {
-        let mut buffer = self.domain.buffer(len).unwrap();
+        let mut buffer = self.domain.allocate_buffer(len).unwrap();
         buffer.fill(value);
         buffer
     }

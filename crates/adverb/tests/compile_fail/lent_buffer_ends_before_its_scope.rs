@@ -10,7 +10,7 @@ fn main() {}
 fn misuse(queue_pair: &mut QueuePair, table: RemoteMemory) -> adverb::verbs::Result<()> {
     let domain = queue_pair.protection_domain().clone();
     queue_pair.scope(Duration::MAX, |scope| {
-        let buffer = domain.buffer(64).unwrap();
+        let buffer = domain.allocate_buffer(64).unwrap();
         scope.write(&buffer, table.at(0)).unwrap();
     })
 }

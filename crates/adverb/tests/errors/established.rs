@@ -100,7 +100,7 @@ fn show_closed() {
 
 fn show_long_message() {
     let (left, right) = pair(&options(), &options().max_message_size(1000));
-    let message = left.pool().alloc(1001).unwrap();
+    let message = left.pool().allocate(1001).unwrap();
     let error = left.send(message).unwrap_err();
     let SendErrorKind::TooLong { len: 1001, max: 1000, .. } = error.kind else { panic!("{error:?}") };
     // The caller gets the buffer back, and the connection is still usable.
@@ -121,7 +121,7 @@ fn show_remote() {
     };
     show("19: remote access out of bounds", error);
 
-    let error = memory.write(0, left.pool().alloc(8).unwrap()).unwrap_err();
+    let error = memory.write(0, left.pool().allocate(8).unwrap()).unwrap_err();
     let RemoteErrorKind::NotPermitted { access: RemoteAccess::WRITE } = error.kind else {
         panic!("{error:?}")
     };

@@ -384,7 +384,7 @@ fn a_connection_ended_by_a_rejected_request_of_the_peer_reports_the_cause() {
     with_pair([&options, &options], |left, right| {
         let driver = left.driver();
         let remote = RemoteAddress { addr: 0x1000, rkey: 0 };
-        let request = SendRequest::write(driver.pool().alloc(8).unwrap(), remote);
+        let request = SendRequest::write(driver.pool().allocate(8).unwrap(), remote);
         assert!(driver.post(request.tag(2)));
         let error = right.closed();
         let (hint, text) = (error.hint().unwrap(), error.to_string());

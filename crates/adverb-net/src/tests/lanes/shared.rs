@@ -76,7 +76,7 @@ fn address(client: &Connection) -> RemoteAddress {
 /// Posts a READ that the connection does not know, and that the peer's device must reject.
 fn post_read(client: &Connection, from: RemoteAddress) {
     let driver = client.driver();
-    assert!(driver.post(SendRequest::read(driver.pool().alloc(8).unwrap(), from).tag(2)));
+    assert!(driver.post(SendRequest::read(driver.pool().allocate(8).unwrap(), from).tag(2)));
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn a_key_of_another_peer_is_rejected() {
     let (third, _server) = connect_again(&peers);
     let ring = first.driver().peer_ring();
     let driver = third.driver();
-    assert!(driver.post(SendRequest::write(driver.pool().alloc(8).unwrap(), ring).tag(2)));
+    assert!(driver.post(SendRequest::write(driver.pool().allocate(8).unwrap(), ring).tag(2)));
     assert!(third.recv().is_err());
     assert_eq!(read(first, 24).unwrap(), 24);
 }

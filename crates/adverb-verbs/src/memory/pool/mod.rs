@@ -22,7 +22,7 @@ pub(super) use chunk::{Chunk, Slot};
 /// An allocator of registered memory, for buffers of up to 1 GiB. A clone is another handle to the same pool.
 ///
 /// Registering memory requires a system call and pins pages. A pool registers memory in chunks, and
-/// [`alloc`](Pool::alloc) allocates a slot of a chunk, which costs about as much as `malloc`. Dropping a [`PoolBuf`],
+/// [`allocate`](Pool::allocate) allocates a slot of a chunk, which costs about as much as `malloc`. Dropping a [`PoolBuf`],
 /// on any thread, returns its slot. Slots have about ninety size classes, so less than a fifth of a slot
 /// of more than 256 bytes is unused.
 ///
@@ -39,9 +39,9 @@ pub(super) use chunk::{Chunk, Slot};
 /// use adverb::verbs::Device;
 ///
 /// let pool = Pool::new(&Device::open("soft")?.create_protection_domain()?);
-/// let mut buffer = pool.alloc(5)?;
+/// let mut buffer = pool.allocate(5)?;
 /// buffer.copy_from_slice(b"hello");
-/// let world = pool.copy_from(b" world")?;
+/// let world = pool.allocate_copy(b" world")?;
 /// assert_eq!([&buffer[..], &world[..]].concat(), b"hello world");
 /// # }
 /// # Ok::<(), adverb::Error>(())
@@ -139,7 +139,7 @@ const MAX_CHUNK_LEN: usize = 2 << 20;
 impl Pool {
     /// Creates a pool in a protection domain. The pool registers no memory until the first allocation.
     pub fn new(domain: &ProtectionDomain) -> Pool {
-        Pool::builder().build(domain)
+        Pool::builder().create(domain)
     }
 
     /// Returns a builder with the default options.
@@ -159,7 +159,7 @@ impl Pool {
     /// [`Error::Allocation`] if the system has no memory, and the device's error if the device can't register a chunk.
     /// The limit on locked memory (`RLIMIT_MEMLOCK`) is a common cause.
     #[inline]
-    pub fn alloc(&self, len: usize) -> Result<PoolBuf> {
+    pub fn allocate(&self, len: usize) -> Result<PoolBuf> {
         if len > Pool::MAX_BUFFER_LEN {
             return Err(Error::LimitExceeded {
                 limit: Limit::PoolBufferLen,
@@ -181,9 +181,9 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`alloc`](Pool::alloc).
-    pub fn copy_from(&self, bytes: &[u8]) -> Result<PoolBuf> {
-        let mut buffer = self.alloc(bytes.len())?;
+    /// Returns the same errors as [`allocate`](Pool::allocate).
+    pub fn allocate_copy(&self, bytes: &[u8]) -> Result<PoolBuf> {
+        let mut buffer = self.allocate(bytes.len())?;
         buffer.copy_from_slice(bytes);
         Ok(buffer)
     }
@@ -239,7 +239,7 @@ impl PoolBuilder {
     }
 
     /// Creates the pool in a protection domain.
-    pub fn build(self, domain: &ProtectionDomain) -> Pool {
+    pub fn create(self, domain: &ProtectionDomain) -> Pool {
         let PoolBuilder { partitions, max_bytes, max_idle_bytes } = self;
         let partition = |_| Partition { classes: (0..class::COUNT).map(|_| Lock::default()).collect() };
         // The number is a power of two, so that a mask selects the partition of a thread.

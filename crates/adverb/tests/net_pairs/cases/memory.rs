@@ -22,7 +22,7 @@ pub(super) fn access(end: End) {
     assert_eq!((&rows[0][..], &rows[1][..], rows[2].len()), (&b"written"[..], &b"a row"[..], 0));
     assert_eq!((rows[3].len(), &rows[3][100..107]), (TABLE_LEN, &b"written"[..]));
 
-    let mut all = end.pool().alloc(TABLE_LEN).unwrap();
+    let mut all = end.pool().allocate(TABLE_LEN).unwrap();
     fill(7, &mut all);
     remote.write(0, all).unwrap();
     check(7, TABLE_LEN, &remote.read(0..TABLE_LEN as u64).unwrap());

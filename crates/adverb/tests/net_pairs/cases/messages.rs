@@ -32,7 +32,7 @@ const LENGTHS: &[usize] = &[
 /// Sends messages, some with immediate data, and checks the echoes.
 pub(super) fn send_lengths(end: End) {
     for (number, &len) in LENGTHS.iter().enumerate() {
-        let mut buffer = end.pool().alloc(len).unwrap();
+        let mut buffer = end.pool().allocate(len).unwrap();
         fill(number, &mut buffer);
         let immediate = (number % 2 == 0).then_some(!(number as u32));
         match immediate {
@@ -61,7 +61,7 @@ pub(super) fn echo(end: End) {
 const MAX_LEN: usize = 64 << 20;
 
 pub(super) fn send_max_len(end: End) {
-    let mut buffer = end.pool().alloc(MAX_LEN).unwrap();
+    let mut buffer = end.pool().allocate(MAX_LEN).unwrap();
     fill(1, &mut buffer);
     end.send(buffer).unwrap();
     end.close().unwrap();
