@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use adverb_probe::answer::{AnswerConfig, AnswerState};
+use adverb_probe::answer::{AnswerConfig, AnswerState, RandomNumbers};
 use adverb_probe::session::ProbeEventKind;
 use adverb_probe::stamp::Stamp;
 use adverb_probe::ud_queue::{Event, UdQueue};
@@ -103,7 +103,7 @@ fn device(switch: &Switch, addr: [u8; 4], delay: Duration) -> Result<Device> {
 
 /// Answers probes, each after a delay.
 fn respond(queue: &mut UdQueue, delay: Duration, slept: &Mutex<Duration>) {
-    let mut answers = AnswerState::new(AnswerConfig::default(), 1, 1);
+    let mut answers = AnswerState::new(AnswerConfig::default(), RandomNumbers { epoch: 1, seed: 1 });
     let mut prober = None;
     while !queue.is_stopped() {
         queue.wait(Duration::MAX, |queue, event| match event {

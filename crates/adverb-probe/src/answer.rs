@@ -37,6 +37,15 @@ impl Default for AnswerConfig {
     }
 }
 
+/// The random numbers of an [`AnswerState`], which the caller draws for each.
+#[derive(Clone, Copy, Debug)]
+pub struct RandomNumbers {
+    /// The responder's epoch, which tells probers that the responder has restarted.
+    pub epoch: u32,
+    /// The seed of the table of sources. It prevents senders from choosing addresses that share a place in the table.
+    pub seed: u64,
+}
+
 /// A maximum rate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rate {
@@ -112,9 +121,9 @@ pub struct AnswerState {
 }
 
 impl AnswerState {
-    /// Creates the state. `epoch` and `seed` are random numbers; the seed prevents senders from choosing addresses that
-    /// share a place in the table of sources.
-    pub fn new(config: AnswerConfig, epoch: u32, seed: u64) -> AnswerState {
+    /// Creates the state.
+    pub fn new(config: AnswerConfig, numbers: RandomNumbers) -> AnswerState {
+        let RandomNumbers { epoch, seed } = numbers;
         AnswerState {
             epoch,
             outstanding: vec![None; config.max_outstanding],

@@ -8,7 +8,7 @@ use std::time::Duration;
 use adverb_verbs::{Gid, Qpn};
 
 use crate::Key;
-use crate::answer::{AnswerConfig, AnswerCounts, AnswerState, Rate};
+use crate::answer::{AnswerConfig, AnswerCounts, AnswerState, RandomNumbers, Rate};
 use crate::format::{ACK_LEN, Ack, AckKind, MAX_PROBE_LEN, Message, PROBE_LEN, Probe, Sequence};
 use crate::key::TagKey;
 use crate::session::{Lookup, ProbeCounts, ProbeEventKind, ProbeResult, Session, SessionConfig};
@@ -159,7 +159,7 @@ impl<'a> Run<'a> {
             now: START,
             session: Session::new(config, 1),
             epoch: 1,
-            answers: AnswerState::new(answers, 5, 9),
+            answers: AnswerState::new(answers, RandomNumbers { epoch: 5, seed: 9 }),
             datagrams: Vec::new(),
             genuine: HashSet::new(),
             acking: Vec::new(),

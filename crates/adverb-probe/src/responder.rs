@@ -9,7 +9,7 @@ use adverb_verbs::internal::OwnerProcess;
 use adverb_verbs::{Device, Key, Traffic};
 use parking_lot::Mutex;
 
-use crate::answer::{Answer, AnswerConfig, AnswerCounts, AnswerState, Rate};
+use crate::answer::{Answer, AnswerConfig, AnswerCounts, AnswerState, RandomNumbers, Rate};
 use crate::error::{ProbeError, Result};
 use crate::key::TagKey;
 use crate::random;
@@ -161,7 +161,7 @@ impl ResponderOptions {
         let local_addr = queue.listen(self.port, &epoch.to_be_bytes())?;
         let shared = Arc::new(Mutex::default());
         let waker = queue.waker();
-        let mut answers = AnswerState::new(self.answers, epoch, seed);
+        let mut answers = AnswerState::new(self.answers, RandomNumbers { epoch, seed });
         let stats = Arc::clone(&shared);
         let run = move || {
             while !queue.is_stopped() {

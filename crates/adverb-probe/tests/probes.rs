@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-use adverb_probe::answer::Rate;
+use adverb_probe::answer::{AnswerConfig, AnswerState, RandomNumbers, Rate};
 use adverb_probe::format::{Message, PROBE_LEN};
 use adverb_probe::paths::choose_flow_labels;
 use adverb_probe::session::{ProbeEventKind, ProbeResult};
@@ -151,8 +151,8 @@ fn injected_delays_of_the_responder_are_not_the_networks() {
     let waker = queue.waker();
     let delay = Duration::from_millis(30);
     let thread = std::thread::spawn(move || {
-        let config = adverb_probe::answer::AnswerConfig::default();
-        let mut answers = adverb_probe::answer::AnswerState::new(config, 1, 1);
+        let config = AnswerConfig::default();
+        let mut answers = AnswerState::new(config, RandomNumbers { epoch: 1, seed: 1 });
         let mut prober = None;
         while !queue.is_stopped() {
             queue.wait(Duration::MAX, |queue, event| match event {

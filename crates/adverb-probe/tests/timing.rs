@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use adverb_probe::answer::{AnswerConfig, AnswerState};
+use adverb_probe::answer::{AnswerConfig, AnswerState, RandomNumbers};
 use adverb_probe::figures::Figures;
 use adverb_probe::format::{Ack, Message, PROBE_LEN, Probe};
 use adverb_probe::session::{ProbeEventKind, ProbeResult, Session, SessionConfig};
@@ -97,7 +97,7 @@ proptest! {
     ) {
         let [prober, responder] = offsets;
         let mut session = Session::new(SessionConfig::default(), 7);
-        let mut answers = AnswerState::new(AnswerConfig::default(), 9, 1);
+        let mut answers = AnswerState::new(AnswerConfig::default(), RandomNumbers { epoch: 9, seed: 1 });
         for delays in probes {
             let result = probe(&mut session, &mut answers, Clocks { prober, responder, kind }, delays);
             let ProbeResult::Answered(figures) = result else { panic!("{result:?}") };

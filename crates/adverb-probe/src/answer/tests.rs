@@ -7,6 +7,9 @@ use super::*;
 use crate::format::{PROBE_LEN, Sequence};
 use crate::stamp::StampKind;
 
+/// The epoch is that of the expected acknowledgements.
+const NUMBERS: RandomNumbers = RandomNumbers { epoch: 5, seed: 1 };
+
 fn prober(number: u32) -> Destination {
     let gid = Gid::from(std::net::IpAddr::from(Ipv6Addr::from(0xfd00_u128 << 112 | u128::from(number))));
     Destination { gid, qpn: Qpn::truncate(17), qkey: 0 }
@@ -28,7 +31,7 @@ fn ack_of(answer: &Answer, key: Option<&TagKey>) -> Ack {
 
 #[test]
 fn a_probe_is_answered_by_ack1_and_ack2_with_the_stamps() {
-    let mut state = AnswerState::new(AnswerConfig::default(), 5, 1);
+    let mut state = AnswerState::new(AnswerConfig::default(), NUMBERS);
     let first =
         state.handle_datagram(&probe(3, None), prober(1), Stamp::kernel(100), 200).expect("an answer");
     let sequence = Sequence { epoch: 77, number: 3 };
@@ -50,7 +53,7 @@ fn a_probe_is_answered_by_ack1_and_ack2_with_the_stamps() {
 
 #[test]
 fn stamps_of_two_clocks_are_not_reported() {
-    let mut state = AnswerState::new(AnswerConfig::default(), 5, 1);
+    let mut state = AnswerState::new(AnswerConfig::default(), NUMBERS);
     let first = state.handle_datagram(&probe(3, None), prober(1), Stamp::nic(100), 200).expect("an answer");
     let second = state.handle_ack1_sent(first.id, Some(Stamp::process(350))).expect("ACK2");
     assert_eq!(ack_of(&second, None).kind, AckKind::Second(None));
@@ -58,7 +61,7 @@ fn stamps_of_two_clocks_are_not_reported() {
 
 #[test]
 fn an_ack1_that_was_not_sent_has_no_ack2() {
-    let mut state = AnswerState::new(AnswerConfig::default(), 5, 1);
+    let mut state = AnswerState::new(AnswerConfig::default(), NUMBERS);
     let first =
         state.handle_datagram(&probe(3, None), prober(1), Stamp::kernel(100), 200).expect("an answer");
     assert_eq!(state.handle_ack1_sent(first.id, None), None);
@@ -69,7 +72,7 @@ fn an_ack1_that_was_not_sent_has_no_ack2() {
 fn only_probes_with_a_valid_tag_are_answered_if_there_is_a_key() {
     let [key, other] = [1, 2].map(|byte| TagKey::new(&Key::new([byte; 32]).expect("a key")));
     let config = AnswerConfig { key: Some(key.clone()), ..AnswerConfig::default() };
-    let mut state = AnswerState::new(config, 5, 1);
+    let mut state = AnswerState::new(config, NUMBERS);
     let mut handle = |bytes: &[u8]| state.handle_datagram(bytes, prober(1), Stamp::kernel(1), 1);
     assert_eq!(handle(&probe(1, None)), Err(Refusal::Invalid(ParseError::Tag)));
     assert_eq!(handle(&probe(1, Some(&other))), Err(Refusal::Invalid(ParseError::Tag)));
@@ -84,7 +87,7 @@ fn only_probes_with_a_valid_tag_are_answered_if_there_is_a_key() {
 fn a_recorded_probe_from_another_source_is_not_answered_if_there_is_a_key() {
     let key = TagKey::new(&Key::new([1; 32]).expect("a key"));
     let mut state =
-        AnswerState::new(AnswerConfig { key: Some(key.clone()), ..AnswerConfig::default() }, 5, 1);
+        AnswerState::new(AnswerConfig { key: Some(key.clone()), ..AnswerConfig::default() }, NUMBERS);
     let recorded = probe(1, Some(&key));
     let mut handle = |source| state.handle_datagram(&recorded, source, Stamp::kernel(1), 1);
     let bad_tag = Err(Refusal::Invalid(ParseError::Tag));
@@ -97,7 +100,7 @@ fn a_recorded_probe_from_another_source_is_not_answered_if_there_is_a_key() {
 #[test]
 fn a_source_over_its_rate_does_not_affect_others() {
     let config = AnswerConfig { source_rate: Rate { per_second: 10, burst: 3 }, ..AnswerConfig::default() };
-    let mut state = AnswerState::new(config, 5, 1);
+    let mut state = AnswerState::new(config, NUMBERS);
     let mut answered = |source, now| {
         let answer = state.handle_datagram(&probe(1, None), prober(source), Stamp::kernel(1), now);
         if let Ok(answer) = answer {
@@ -122,7 +125,7 @@ fn the_state_is_bounded_against_many_sources() {
         total_rate: Rate { per_second: 1_000_000, burst: 1_000_000 },
         ..AnswerConfig::default()
     };
-    let mut state = AnswerState::new(config, 5, 1);
+    let mut state = AnswerState::new(config, NUMBERS);
     let places = SOURCE_SETS * SOURCE_WAYS;
     let mut count = 0;
     for source in 0..100_000 {
@@ -141,7 +144,7 @@ fn the_state_is_bounded_against_many_sources() {
 #[test]
 fn the_total_rate_bounds_all_sources_together() {
     let total_rate = Rate { per_second: 10, burst: 5 };
-    let mut state = AnswerState::new(AnswerConfig { total_rate, ..AnswerConfig::default() }, 5, 1);
+    let mut state = AnswerState::new(AnswerConfig { total_rate, ..AnswerConfig::default() }, NUMBERS);
     let answered = (0..100).filter(|&source| {
         state.handle_datagram(&probe(1, None), prober(source), Stamp::kernel(1), 0).is_ok()
     });
@@ -150,7 +153,7 @@ fn the_total_rate_bounds_all_sources_together() {
 
 #[test]
 fn outstanding_answers_are_bounded_and_dropped_with_the_device() {
-    let mut state = AnswerState::new(AnswerConfig { max_outstanding: 2, ..AnswerConfig::default() }, 5, 1);
+    let mut state = AnswerState::new(AnswerConfig { max_outstanding: 2, ..AnswerConfig::default() }, NUMBERS);
     let handle = |state: &mut AnswerState| {
         state.handle_datagram(&probe(1, None), prober(1), Stamp::kernel(1), 0).map(|answer| answer.id)
     };
@@ -170,7 +173,7 @@ proptest! {
         datagrams in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..50),
         is_probe in any::<u64>(),
     ) {
-        let mut state = AnswerState::new(AnswerConfig::default(), 5, 1);
+        let mut state = AnswerState::new(AnswerConfig::default(), NUMBERS);
         for (number, mut bytes) in datagrams.into_iter().enumerate() {
             if is_probe >> (number % 64) & 1 == 1 && bytes.len() >= 3 {
                 bytes[..3].copy_from_slice(&[0xad, 2, 1]);
