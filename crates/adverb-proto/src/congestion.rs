@@ -206,8 +206,8 @@ impl Pacer {
         }
     }
 
-    /// Whether the next packet must wait. `paused` is set to the result.
-    pub(crate) fn must_wait(&mut self, now: Time) -> bool {
+    /// Pauses the flow if its next packet is not due. Returns whether the flow is paused.
+    pub(crate) fn pause_if_early(&mut self, now: Time) -> bool {
         if mutant!(RateNotEnforced) {
             return false;
         }
@@ -343,7 +343,7 @@ mod tests {
         let start = now;
         let mut sent = 0u64;
         while now < at(50) {
-            if pacer.must_wait(now) {
+            if pacer.pause_if_early(now) {
                 now = pacer.deadline().unwrap();
             }
             pacer.record_sent(now, 1024);
@@ -360,7 +360,7 @@ mod tests {
         let mut now = at(1_000_000);
         let start = now;
         for _ in 0..1000 {
-            if pacer.must_wait(now) {
+            if pacer.pause_if_early(now) {
                 now = pacer.deadline().unwrap();
             }
             pacer.record_sent(now, 4096);
@@ -386,7 +386,7 @@ mod tests {
         let mut pacer = Pacer::new(at(0), nonsense);
         for step in 0..100 {
             pacer.handle_cnp(at(step * 7));
-            pacer.must_wait(at(step * 100));
+            pacer.pause_if_early(at(step * 100));
             pacer.record_sent(at(step * 100), u32::MAX);
         }
         pacer.advance(Time::MAX);

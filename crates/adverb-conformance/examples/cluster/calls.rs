@@ -143,7 +143,7 @@ impl CallThread {
             if link.is_blocked {
                 return Ok(false);
             }
-            if worker.must_close(&link.session) {
+            if worker.choose_close(&link.session) {
                 rpc.broker_mut().close(PeerId(index as u16));
                 return Ok(false);
             }

@@ -105,7 +105,7 @@ impl MessageThread {
             if link.is_blocked {
                 return Ok(false);
             }
-            if worker.must_close(&link.session) {
+            if worker.choose_close(&link.session) {
                 broker.close(PeerId(index as u16));
                 return Ok(false);
             }

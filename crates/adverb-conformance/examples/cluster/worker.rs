@@ -123,7 +123,7 @@ impl Worker {
     }
 
     /// Decides whether to close a session, which is then established again, and prints a line if so.
-    pub(crate) fn must_close(&mut self, session: &Session) -> bool {
+    pub(crate) fn choose_close(&mut self, session: &Session) -> bool {
         let is_allowed = self.settings.quota.is_none() && self.has_more(0);
         let is_closed = is_allowed && self.random.below(CLOSE_INTERVAL) == 0;
         if is_closed {

@@ -252,7 +252,7 @@ impl<'a> Session<'a> {
                     Err(failure) => Err(RequestFailed(failure.status).into()),
                 };
             }
-            if self.is_peer_dead() {
+            if self.detect_peer_death() {
                 return Ok(None);
             }
             ensure!(
@@ -268,8 +268,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Whether the peer was killed: then its end of the TCP connection was closed.
-    fn is_peer_dead(&mut self) -> bool {
+    /// Detects whether the peer was killed: then its end of the TCP connection was closed.
+    fn detect_peer_death(&mut self) -> bool {
         if self.peer_died_at.is_none() {
             let is_open = match self.stream.peek(&mut [0]) {
                 Ok(count) => count > 0,
@@ -283,7 +283,7 @@ impl<'a> Session<'a> {
     /// Waits until a request fails because the peer is dead, and checks the time.
     fn lost(&mut self, mut failed: Option<Status>) -> Result<Ended> {
         let start = Instant::now();
-        while !self.is_peer_dead() {
+        while !self.detect_peer_death() {
             ensure!(
                 start.elapsed() < SLACK,
                 "a request failed ({failed:?}), and the peer is running; the last progress was {:?} earlier",

@@ -37,8 +37,8 @@ fn send(pair: &Pair, request: SendRequest) -> Result<()> {
     pair.left.execute(request)
 }
 
-/// Whether an event arrives within this time.
-fn has_event(pair: &Pair, timeout: Duration) -> Result<bool> {
+/// Waits for an event. Returns whether one arrives within this time.
+fn await_event(pair: &Pair, timeout: Duration) -> Result<bool> {
     let deadline = Instant::now() + timeout;
     loop {
         if pair.right.cq.try_event()? {
@@ -70,7 +70,7 @@ fn an_armed_queue_delivers_an_event(fixture: &Fixture) -> Result<()> {
     pair.right.cq.arm(ArmFor::Any)?;
     ensure!(!pair.right.cq.try_event()?, "an event was delivered without a completion");
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
-    ensure!(has_event(&pair, COMPLETION_TIMEOUT)?, "no event was delivered");
+    ensure!(await_event(&pair, COMPLETION_TIMEOUT)?, "no event was delivered");
     pair.right.take(1)?.iter().try_for_each(|completion| completion.result().map(drop))?;
     Ok(())
 }
@@ -78,7 +78,7 @@ fn an_armed_queue_delivers_an_event(fixture: &Fixture) -> Result<()> {
 fn an_unarmed_queue_delivers_no_event(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
-    ensure!(!has_event(&pair, QUIET_PERIOD)?, "an event was delivered");
+    ensure!(!await_event(&pair, QUIET_PERIOD)?, "an event was delivered");
     pair.right.take(1).map(drop)
 }
 
@@ -88,8 +88,8 @@ fn arming_delivers_one_event(fixture: &Fixture) -> Result<()> {
     for _ in 0..5 {
         send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
     }
-    ensure!(has_event(&pair, COMPLETION_TIMEOUT)?, "no event was delivered");
-    ensure!(!has_event(&pair, QUIET_PERIOD)?, "a second event was delivered");
+    ensure!(await_event(&pair, COMPLETION_TIMEOUT)?, "no event was delivered");
+    ensure!(!await_event(&pair, QUIET_PERIOD)?, "a second event was delivered");
     pair.right.take(5).map(drop)
 }
 
@@ -102,7 +102,7 @@ fn completions_from_before_arming_are_found_by_polling_again(fixture: &Fixture) 
     let mut completions = Vec::new();
     ensure!(pair.right.cq.poll(&mut completions)? == 1, "the completion was not found");
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
-    ensure!(has_event(&pair, COMPLETION_TIMEOUT)?, "no event was delivered for the next completion");
+    ensure!(await_event(&pair, COMPLETION_TIMEOUT)?, "no event was delivered for the next completion");
     Ok(())
 }
 
@@ -110,15 +110,15 @@ fn unsolicited_completions_do_not_end_a_wait_for_solicited_ones(fixture: &Fixtur
     let pair = fixture.pair(Rc).events().connect()?;
     pair.right.cq.arm(ArmFor::Solicited)?;
     send(&pair, SendRequest::send(pair.left.buffer(8)?))?;
-    ensure!(!has_event(&pair, QUIET_PERIOD)?, "an event was delivered for an unsolicited completion");
+    ensure!(!await_event(&pair, QUIET_PERIOD)?, "an event was delivered for an unsolicited completion");
     send(&pair, SendRequest::send(pair.left.buffer(8)?).solicited())?;
-    ensure!(has_event(&pair, COMPLETION_TIMEOUT)?, "no event was delivered for a solicited completion");
+    ensure!(await_event(&pair, COMPLETION_TIMEOUT)?, "no event was delivered for a solicited completion");
     // A WRITE with immediate data is marked in the same way.
     let region = pair.right.region(8, READ_WRITE)?;
     pair.right.cq.arm(ArmFor::Solicited)?;
     let write = SendRequest::write_with_imm(pair.left.buffer(8)?, region.remote().at(0), 1);
     send(&pair, write.solicited())?;
-    ensure!(has_event(&pair, COMPLETION_TIMEOUT)?, "no event was delivered for a solicited WRITE");
+    ensure!(await_event(&pair, COMPLETION_TIMEOUT)?, "no event was delivered for a solicited WRITE");
     pair.right.take(3).map(drop)
 }
 
@@ -128,7 +128,7 @@ fn a_failure_ends_a_wait_for_solicited_completions(fixture: &Fixture) -> Result<
     pair.right.post_receive(8)?;
     pair.right.cq.arm(ArmFor::Solicited)?;
     pair.right.qp.move_to_error()?;
-    ensure!(has_event(&pair, COMPLETION_TIMEOUT)?, "no event was delivered");
+    ensure!(await_event(&pair, COMPLETION_TIMEOUT)?, "no event was delivered");
     pair.right.take(1).map(drop)
 }
 

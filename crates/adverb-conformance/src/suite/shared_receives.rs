@@ -270,8 +270,8 @@ fn a_queue_pair_with_a_shared_queue_refuses_receives_of_its_own(fixture: &Fixtur
     Ok(())
 }
 
-/// Whether the limit event of this queue arrives.
-fn has_event(fixture: &Fixture, shared: &SharedReceiveQueue) -> Result<bool> {
+/// Waits for the limit event of this queue. Returns whether it arrives.
+fn take_event(fixture: &Fixture, shared: &SharedReceiveQueue) -> Result<bool> {
     Ok(match fixture.device.wait_event(QUIET_PERIOD)? {
         Some(event) => {
             ensure!(
@@ -291,7 +291,7 @@ fn a_limit_event_is_delivered_once(fixture: &Fixture) -> Result<()> {
     for taken in 1..=2 {
         send(&side.sender, 8, 1)?;
         ensure!(
-            !has_event(fixture, &shared)?,
+            !take_event(fixture, &shared)?,
             "the limit event was delivered after {taken} of 8 receives, and the limit is 6"
         );
     }
@@ -299,7 +299,7 @@ fn a_limit_event_is_delivered_once(fixture: &Fixture) -> Result<()> {
     let event = fixture.device.wait_event(COMPLETION_TIMEOUT)?;
     ensure!(event == Some(DeviceEvent::SharedReceiveQueueLimit(shared.id())), "unexpected event: {event:?}");
     send(&side.sender, 8, 1)?;
-    ensure!(!has_event(fixture, &shared)?, "a second event was delivered");
+    ensure!(!take_event(fixture, &shared)?, "a second event was delivered");
     shared.arm(4)?;
     send(&side.sender, 8, 1)?;
     let event = fixture.device.wait_event(COMPLETION_TIMEOUT)?;
@@ -316,7 +316,7 @@ fn a_limit_that_is_not_reached_delivers_no_event(fixture: &Fixture) -> Result<()
     shared.arm(2)?;
     (0..6).try_for_each(|seed| send(&side.sender, 8, seed))?;
     ensure!(
-        !has_event(fixture, &shared)?,
+        !take_event(fixture, &shared)?,
         "the limit event was delivered with 2 receives left, and the limit is 2"
     );
     Ok(())

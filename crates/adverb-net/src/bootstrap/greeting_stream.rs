@@ -45,8 +45,8 @@ impl GreetingStream {
         }
     }
 
-    /// Whether the peer has closed the connection, or sends more than its greeting.
-    pub(super) fn has_ended(&self) -> bool {
+    /// Reads on, and returns whether the peer has closed the connection, or sends more than its greeting.
+    pub(super) fn detect_end(&self) -> bool {
         let read = (&self.stream).read(&mut [0]);
         !matches!(read, Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted))
     }

@@ -340,7 +340,7 @@ impl Handshake {
         // its hello before.
         if let Channel::Tcp(stream) = &channel
             && exchange.is_awaiting_connector()
-            && stream.has_ended()
+            && stream.detect_end()
         {
             return Err(self.aborted_by_peer());
         }
@@ -354,7 +354,7 @@ impl Handshake {
             self.deadline = self.end;
         }
         let has_ended = match &channel {
-            Channel::Tcp(stream) => stream.has_ended(),
+            Channel::Tcp(stream) => stream.detect_end(),
             Channel::ClosedByListener => false,
             Channel::Cm => exchange.lane().was_ended_by_manager()?,
         };

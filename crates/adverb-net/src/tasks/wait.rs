@@ -118,7 +118,7 @@ impl TaskWait {
             if block == Block::Sleep && ready!(self.take_event(cx, driver, events))? {
                 continue;
             }
-            if !is_due(timer.as_mut(), cx, timeout) {
+            if !poll_timer(timer.as_mut(), cx, timeout) {
                 return Poll::Pending;
             }
             let Some(mut core) = driver.try_lock() else { return yield_now(cx) };
@@ -184,8 +184,9 @@ fn yield_now<T>(cx: &mut Context<'_>) -> Poll<T> {
     Poll::Pending
 }
 
-/// Whether a timeout is due. If not, the timer wakes the task.
-fn is_due(mut timer: Pin<&mut Option<Sleep>>, cx: &mut Context<'_>, timeout: Duration) -> bool {
+/// Sets the timer to the end of a timeout and polls it. Returns whether the timeout is due; if not, the timer wakes the
+/// task.
+fn poll_timer(mut timer: Pin<&mut Option<Sleep>>, cx: &mut Context<'_>, timeout: Duration) -> bool {
     if timeout.is_zero() {
         return true;
     }

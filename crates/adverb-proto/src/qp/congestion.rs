@@ -45,7 +45,7 @@ impl QueuePair {
         if let Some(pacer) = &mut self.pacer
             && pacer.paused
         {
-            if !pacer.must_wait(cx.now) {
+            if !pacer.pause_if_early(cx.now) {
                 cx.event(|| TraceEvent::TimerExpired { qpn: self.qpn, timer: TimerKind::Pacing });
             } else if self.requester.is_oldest_packet_next(&self.send_queue) {
                 // A packet that pacing delays can't be acknowledged.
@@ -58,7 +58,7 @@ impl QueuePair {
     /// Returns the next packet, if pacing allows it. Acknowledgements are not paced, because they are short and the
     /// peer waits for them.
     pub(super) fn poll_paced<S: EventSink>(&mut self, cx: &mut Context<'_, S>) -> Option<TxPacket> {
-        if self.pacer.as_mut()?.must_wait(cx.now) {
+        if self.pacer.as_mut()?.pause_if_early(cx.now) {
             let is_only_ack = self.responder.responses.is_only_ack_or_nak();
             return if is_only_ack { self.next_response(cx) } else { None };
         }
