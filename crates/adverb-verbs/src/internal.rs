@@ -6,18 +6,17 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use adverb_proto::types::{Access, DeviceEvent, Endpoint, Failure, SendOperation, Success, WindowBind};
+use adverb_proto::types::{Access, Endpoint, Failure, SendOperation, Success, WindowBind};
 
 use crate::cm;
-use crate::device::{Device, DeviceWindow, ProtectionDomain};
+use crate::device::{Device, DeviceWindow};
 use crate::error::Result;
-use crate::memory::{MemoryRegion, MemoryWindow, Payload, PoolBuf, RemoteMemory};
+use crate::memory::{MemoryRegion, MemoryWindow, Payload, RemoteMemory};
 use crate::queue_pair::QueuePair;
 use crate::request::{Completion, SendRequest};
 
 #[cfg(feature = "soft")]
 pub use crate::backend::{IcmpError, PathSocket};
-pub use crate::cm::connection::CmHandle;
 pub use crate::deadline::Deadline;
 pub use crate::error::{WithCauses, call_failed};
 pub use crate::key::DerivedKey;
@@ -73,12 +72,6 @@ pub fn begin_accept_with(
     request.begin_accept_with(queue_pair, private_data)
 }
 
-/// Splits a connection into its queue pair, the handle that keeps it connected, the peer's endpoint if it is known,
-/// and the peer's private data.
-pub fn into_parts(connection: cm::Connection) -> (QueuePair, CmHandle, Option<Endpoint>, Vec<u8>) {
-    connection.into_parts()
-}
-
 /// Creates a send request from the plain form of its operation.
 pub fn send_request(operation: SendOperation, payload: Payload) -> SendRequest {
     SendRequest::new(operation, payload)
@@ -87,62 +80,6 @@ pub fn send_request(operation: SendOperation, payload: Payload) -> SendRequest {
 /// Returns the plain form of a completion's outcome.
 pub fn plain_outcome(completion: &Completion) -> std::result::Result<Success, Failure> {
     completion.plain_outcome()
-}
-
-/// Resets a queue pair and returns the tags and the memory of requests that did not complete, sends first.
-///
-/// # Errors
-///
-/// Returns [`Error::CallFailed`](crate::Error::CallFailed) if the operation fails.
-pub fn reset_and_reclaim(queue_pair: &QueuePair) -> Result<Vec<(u64, Payload)>> {
-    queue_pair.reset_and_reclaim()
-}
-
-/// Moves a connected queue pair to the error state and starts to drain it: a marker is posted to each of its queues,
-/// and the marker's completion shows that all earlier requests have completed. [`is_drained`] returns whether both
-/// markers have completed.
-///
-/// Polling the completion queues returns the completions of all requests, those of each queue in the order of posting:
-/// requests that succeeded, including unsignaled ones, and then those that failed or were flushed. The markers' own
-/// completions aren't returned, but raise completion events. If a queue is full, its marker is posted by `is_drained`
-/// after a poll. The receives of a shared receive queue are not drained. A second call has no effect.
-///
-/// # Errors
-///
-/// Returns [`Error::InvalidRequest`](crate::Error::InvalidRequest) if the queue pair is a UD queue pair, and
-/// [`Error::CallFailed`](crate::Error::CallFailed) if the operation fails, for example because the device was removed.
-/// [`reset_and_reclaim`] then returns the requests.
-pub fn begin_drain(queue_pair: &QueuePair) -> Result<()> {
-    queue_pair.begin_drain()
-}
-
-/// Whether [`begin_drain`] was called and all requests of the queue pair have been polled. Call it after each poll,
-/// including the poll between arming a completion queue and waiting for its event.
-///
-/// # Errors
-///
-/// Returns [`Error::CallFailed`](crate::Error::CallFailed) if posting a marker fails.
-pub fn is_drained(queue_pair: &QueuePair) -> Result<bool> {
-    queue_pair.is_drained()
-}
-
-/// Returns the event that moved a queue pair to the error state. The result is `None` for devices of rdma-core, which
-/// report such events only through [`Device::wait_event`].
-pub fn error_event(queue_pair: &QueuePair) -> Option<DeviceEvent> {
-    queue_pair.error_event()
-}
-
-/// Registers the memory of a region in another protection domain, too.
-///
-/// # Errors
-///
-/// Returns [`Error::CallFailed`](crate::Error::CallFailed) if the operation fails.
-pub fn register_again(
-    region: &MemoryRegion,
-    domain: &ProtectionDomain,
-    access: Access,
-) -> Result<MemoryRegion> {
-    region.reregister_in(domain, access)
 }
 
 /// The access of a peer through a window, which this handle can end at any time, also while the request that binds the
@@ -180,10 +117,4 @@ pub fn bind_whole(
         _ => unreachable!("the operation is a bind"),
     };
     (request, WindowAccess { window: shared, remote })
-}
-
-/// Takes back a buffer that was registered as a region, which revokes the region's access rights. Returns `None` if
-/// other handles to the region exist, or if it was not registered from a buffer.
-pub fn reclaim(region: MemoryRegion) -> Option<PoolBuf> {
-    PoolBuf::reclaim(region)
 }

@@ -90,7 +90,10 @@ pub use key::{Key, KeyError};
 pub use memory::window::MemoryWindow;
 pub use queue_pair::raw;
 pub use queue_pair::{ConnectOptions, Datagram, QueuePair, QueuePairBuilder, Scope};
-pub use request::{CompletedOperation, Completion, PostError, RecvRequest, RequestIds, SendRequest, Success};
+pub use request::{
+    CompletedOperation, Completion, PostError, ReclaimedRequest, RecvRequest, RequestIds, SendRequest,
+    Success,
+};
 pub use request_id::RequestId;
 pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueBuilder};
 #[cfg(feature = "soft")]

@@ -5,12 +5,13 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use adverb::memory::{Buffer, Pages};
+use adverb::memory::{Buffer, Pages, Pool};
 use adverb::verbs::{
-    Access, Completion, CompletionQueue, Device, Error, ProtectionDomain, QueuePair, Result, SendRequest,
-    Transport,
+    Access, Completion, CompletionQueue, Device, Error, PostError, ProtectionDomain, QpState, QueuePair,
+    RecvRequest, Result, SendRequest, Transport,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -217,5 +218,190 @@ fn a_panic_in_the_iterator_of_a_batch_posts_nothing() -> Result<()> {
     right.queue_pair.post_recvs([right.domain.allocate_buffer(64)?])?;
     let sent = left.queue_pair.post_send(SendRequest::send(left.domain.allocate_buffer(64)?))?;
     left.completions.wait(sent, TIMEOUT)?.result()?;
+    Ok(())
+}
+
+#[test]
+fn nothing_is_posted_behind_the_markers_of_a_drain() -> Result<()> {
+    let Some(device) = device() else { return Ok(()) };
+    let (left, right) = connected(&device)?;
+    let Side { domain, queue_pair, .. } = &left;
+    // The peer has no receives, so no message is delivered.
+    for tag in 0..4 {
+        queue_pair.post_recv(RecvRequest::new(domain.allocate_buffer(64)?).tag(tag))?;
+        queue_pair.post_send(SendRequest::send(domain.allocate_buffer(64)?).tag(tag).unsignaled())?;
+    }
+    assert!(!queue_pair.poll_drain()?, "a drain that was not begun has ended");
+    queue_pair.begin_drain()?;
+    let mut out = Vec::new();
+    drain(&left, &mut out, || {
+        let sent = queue_pair.post_send(SendRequest::send(domain.allocate_buffer(64).unwrap()));
+        assert!(
+            matches!(sent, Err(PostError { error: Error::WrongState { .. }, requests }) if requests.len() == 1)
+        );
+        let received = queue_pair.post_recv(domain.allocate_buffer(64).unwrap());
+        assert!(
+            matches!(received, Err(PostError { error: Error::WrongState { .. }, requests }) if requests.len() == 1)
+        );
+        // A second drain has no effect, and asking the device for the state doesn't permit posting.
+        queue_pair.begin_drain().unwrap();
+        assert_eq!(queue_pair.state().unwrap(), QpState::Error);
+    })?;
+    let mut tags: Vec<u64> = out.iter().map(Completion::tag).collect();
+    tags.sort_unstable();
+    assert_eq!(tags, [0, 0, 1, 1, 2, 2, 3, 3]);
+    assert!(out.iter().all(|completion| !completion.is_ok()), "{out:?}");
+    // The queue pair can be used again.
+    assert!(queue_pair.reset()?.is_empty() && right.queue_pair.reset()?.is_empty());
+    assert!(!queue_pair.poll_drain()?, "a queue pair that was reset is drained");
+    connect(&left, &right)?;
+    exchange(&left, &right)
+}
+
+#[test]
+fn a_reset_cancels_a_drain_and_returns_the_requests() -> Result<()> {
+    let Some(device) = device() else { return Ok(()) };
+    // In full queues the markers wait for an entry; otherwise they are in flight.
+    for count in [16, 15] {
+        let (left, right) = connected(&device)?;
+        let Side { domain, queue_pair, .. } = &left;
+        for tag in 0..count {
+            queue_pair.post_send(SendRequest::send(domain.allocate_buffer(64)?).tag(tag))?;
+            queue_pair.post_recv(RecvRequest::new(domain.allocate_buffer(64)?).tag(100 + tag))?;
+        }
+        queue_pair.begin_drain()?;
+        let left_over = queue_pair.reset()?;
+        let tags: Vec<u64> = left_over.iter().map(|request| request.tag).collect();
+        assert_eq!(tags, (0..count).chain(100..100 + count).collect::<Vec<_>>());
+        assert!(left_over.into_iter().all(|request| request.payload.into_buffer().is_some()));
+        assert!(!queue_pair.poll_drain()?, "the drain has ended by itself");
+        right.queue_pair.reset()?;
+        connect(&left, &right)?;
+        assert!(!queue_pair.poll_drain()?, "the drain continues");
+        // Completions of the requests and markers before the reset are not attributed to later requests.
+        exchange(&left, &right)?;
+        queue_pair.begin_drain()?;
+        let mut out = Vec::new();
+        drain(&left, &mut out, || ())?;
+        assert!(out.is_empty(), "{out:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_drain_that_races_with_a_reset_returns_each_request_once() -> Result<()> {
+    let Some(device) = device() else { return Ok(()) };
+    let side = Side::new(&device, Transport::Rc)?;
+    let Side { domain, completions, queue_pair } = &side;
+    let (mut posted, mut returned) = (0, 0);
+    let mut out = Vec::new();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                // The calls fail in some states. The threads must not post a marker in a state in which it is executed.
+                let _ = queue_pair.begin_drain();
+                let _ = queue_pair.poll_drain();
+                let _ = queue_pair.state();
+            }
+        });
+        for _ in 0..300 {
+            returned += queue_pair.reset().map_or(0, |requests| requests.len());
+            let _ = queue_pair.connect(&queue_pair.endpoint());
+            for _ in 0..4 {
+                let buffer = domain.allocate_buffer(64).unwrap();
+                posted += usize::from(queue_pair.post_recv(buffer).is_ok());
+            }
+            returned += completions.poll(&mut out).unwrap();
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    returned += queue_pair.reset()?.len();
+    returned += completions.poll(&mut out)?;
+    assert_eq!(returned, posted);
+    // No peer sends a message, so a receive that succeeds has consumed a marker.
+    assert!(out.iter().all(|completion| !completion.is_ok()), "{out:?}");
+    Ok(())
+}
+
+#[test]
+fn a_drain_of_a_queue_pair_that_was_never_connected_ends() -> Result<()> {
+    let Some(device) = device() else { return Ok(()) };
+    let side = Side::new(&device, Transport::Rc)?;
+    side.queue_pair.post_recv(side.domain.allocate_buffer(64)?)?;
+    side.queue_pair.begin_drain()?;
+    let mut out = Vec::new();
+    drain(&side, &mut out, || ())?;
+    assert_eq!(out.len(), 1);
+    // A datagram queue pair has no markers.
+    assert!(is_rejected(Side::new(&device, Transport::Ud)?.queue_pair.begin_drain()));
+    // The markers may be in flight when the queue pair is dropped.
+    for polls in [false, true] {
+        let (left, _right) = connected(&device)?;
+        left.queue_pair.post_recv(left.domain.allocate_buffer(64)?)?;
+        left.queue_pair.begin_drain()?;
+        drop(left.queue_pair);
+        if polls {
+            left.completions.poll(&mut out)?;
+        }
+    }
+    assert_eq!(out.len(), 1, "a completion of a queue pair that was dropped is returned");
+    Ok(())
+}
+
+#[test]
+fn a_registered_pool_buffer_with_other_users_is_not_taken_back() -> Result<()> {
+    let Some(device) = device() else { return Ok(()) };
+    let domain = device.create_protection_domain()?;
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let region = Pool::new(&domain).allocate_copy(&[7; 4096])?.register(access)?;
+    let another = region.clone();
+    let region = region.into_pool_buf().expect_err("another handle exists");
+    let slice = another.slice(0..8)?;
+    drop(another);
+    let region = region.into_pool_buf().expect_err("a slice exists");
+    drop(slice);
+    let again = region.register_in(&device.create_protection_domain()?, access)?;
+    let region = region.into_pool_buf().expect_err("the memory is registered again");
+    let again = again.into_pool_buf().expect_err("the buffer belongs to the first region");
+    again.write(0, &[8])?;
+    drop(again);
+    let buffer = region.into_pool_buf().expect("no other user exists");
+    assert_eq!(buffer[..2], [8, 7]);
+
+    let region = domain.allocate_region(4096, Access::LOCAL_WRITE)?;
+    let region = region.into_pool_buf().expect_err("the region has no pool buffer");
+    let again = region.register_in(&domain, Access::LOCAL_WRITE)?;
+    let again = again.into_buffer().expect_err("another region has the memory");
+    let region = region.into_buffer().expect_err("another region has the memory");
+    drop(again);
+    assert_eq!(region.into_buffer().expect("no other region exists").len(), 4096);
+    Ok(())
+}
+
+/// Polls until the queue pair is drained, and calls `meanwhile` before each poll.
+fn drain(side: &Side, out: &mut Vec<Completion>, meanwhile: impl Fn()) -> Result<()> {
+    let deadline = Instant::now() + TIMEOUT;
+    while !side.queue_pair.poll_drain()? {
+        assert!(Instant::now() < deadline, "the drain did not end: {out:?}");
+        meanwhile();
+        side.completions.poll(out)?;
+    }
+    meanwhile();
+    side.completions.poll(out)?;
+    assert_eq!((side.queue_pair.outstanding_send_count(), side.queue_pair.outstanding_recv_count()), (0, 0));
+    Ok(())
+}
+
+/// Sends a message, and checks that both sides have its completion and no other.
+fn exchange(left: &Side, right: &Side) -> Result<()> {
+    right.queue_pair.post_recv(RecvRequest::new(right.domain.allocate_buffer(64)?).tag(7001))?;
+    let message = SendRequest::send(left.domain.allocate_buffer(64)?).tag(7000);
+    left.queue_pair.post_send(message)?;
+    for (side, tag) in [(left, 7000), (right, 7001)] {
+        let mut out = Vec::new();
+        assert_ne!(side.completions.poll_timeout(&mut out, TIMEOUT)?, 0, "no completion of {tag}");
+        assert!(matches!(&out[..], [one] if one.tag() == tag && one.is_ok()), "{out:?}");
+    }
     Ok(())
 }

@@ -24,7 +24,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
-use adverb_verbs::internal::{OwnerProcess, register_again};
+use adverb_verbs::internal::OwnerProcess;
 use adverb_verbs::memory::{MemoryRegion, Pages};
 use adverb_verbs::{Access, ProtectionDomain};
 use parking_lot::{Mutex, RwLock};
@@ -425,7 +425,7 @@ impl ArenaState {
             if domain.id() == domain_id {
                 Ok(region.clone())
             } else {
-                register_again(&region, domain, region.access())
+                region.register_in(domain, region.access())
             }
         };
         let regions = self.domains.iter().map(register).collect::<Result<_, _>>()?;

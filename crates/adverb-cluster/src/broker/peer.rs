@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use adverb_cluster_proto::BrokerConfig;
 use adverb_verbs::memory::{Buffer, Payload};
-use adverb_verbs::{ProtectionDomain, QueuePair, Result, internal};
+use adverb_verbs::{ProtectionDomain, QueuePair, ReclaimedRequest, Result};
 
 use super::event::QueuedEvent;
 
@@ -157,10 +157,10 @@ impl Peer {
     /// Destroys the queue pair and takes the memory of all requests.
     pub(super) fn close(&mut self) {
         if let Some(Link { queue_pair, .. }) = self.link.take() {
-            // A queue pair in the reset state accesses no memory.
-            match internal::reset_and_reclaim(&queue_pair) {
+            // A queue pair that was reset accesses no memory.
+            match queue_pair.reset() {
                 Ok(requests) => {
-                    for (tag, payload) in requests {
+                    for ReclaimedRequest { tag, payload, .. } in requests {
                         match Tag::decode(tag) {
                             Tag::Send { .. } => {
                                 self.finish_send(payload);

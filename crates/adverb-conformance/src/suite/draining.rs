@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use adverb::verbs::{
     ArmFor, Completion, QpState, RecvRequest, SendRequest, Status, Transport, Transport::Rc,
 };
-use adverb_verbs::internal::{begin_drain, is_drained};
 use anyhow::{Result, ensure};
 
 use crate::fixture::{COMPLETION_TIMEOUT, Fixture, Pair, Side, expect};
@@ -29,7 +28,7 @@ const RECEIVES: u64 = 1000;
 
 /// Drains a queue pair and returns the completions, which must be all of its requests.
 fn drain(side: &Side) -> Result<Vec<Completion>> {
-    begin_drain(&side.qp)?;
+    side.qp.begin_drain()?;
     let mut completions = Vec::new();
     poll_until_drained(side, &mut completions)?;
     let outstanding = (side.qp.outstanding_send_count(), side.qp.outstanding_recv_count());
@@ -41,7 +40,7 @@ fn drain(side: &Side) -> Result<Vec<Completion>> {
 /// Polls until a queue pair is drained.
 fn poll_until_drained(side: &Side, completions: &mut Vec<Completion>) -> Result<()> {
     let deadline = Instant::now() + COMPLETION_TIMEOUT;
-    while !is_drained(&side.qp)? {
+    while !side.qp.poll_drain()? {
         ensure!(
             Instant::now() < deadline,
             "no marker was flushed within {COMPLETION_TIMEOUT:?}; {} requests completed",
@@ -122,12 +121,12 @@ fn a_drain_of_an_idle_queue_pair_ends(fixture: &Fixture) -> Result<()> {
     let pair = fixture.rc()?;
     check(&drain(&pair.left)?, 0, 0)?;
     let unconnected = fixture.pair(Rc).side(None)?;
-    ensure!(!is_drained(&unconnected.qp)?, "a queue pair is drained before the drain begins");
+    ensure!(!unconnected.qp.poll_drain()?, "a queue pair is drained before the drain begins");
     post_receives(&unconnected, 3)?;
     check(&drain(&unconnected)?, 0, 3)?;
     // A second drain has nothing to do.
-    begin_drain(&unconnected.qp)?;
-    ensure!(is_drained(&unconnected.qp)?, "a second drain of a queue pair did not end at once");
+    unconnected.qp.begin_drain()?;
+    ensure!(unconnected.qp.poll_drain()?, "a second drain of a queue pair did not end at once");
     pair.left.expect_no_completion()?;
     unconnected.expect_no_completion()
 }
@@ -171,8 +170,8 @@ fn queue_pairs_of_one_completion_queue_are_drained_each(fixture: &Fixture) -> Re
     post_receives(&first, 5)?;
     post_receives(&second, 7)?;
     let receiving = other.post_receive(64)?;
-    begin_drain(&first.qp)?;
-    begin_drain(&second.qp)?;
+    first.qp.begin_drain()?;
+    second.qp.begin_drain()?;
     let mut completions = Vec::new();
     poll_until_drained(&second, &mut completions)?;
     poll_until_drained(&first, &mut completions)?;
@@ -190,13 +189,13 @@ fn queue_pairs_of_one_completion_queue_are_drained_each(fixture: &Fixture) -> Re
 fn the_end_of_a_drain_raises_a_completion_event(fixture: &Fixture) -> Result<()> {
     let pair = fixture.pair(Rc).events().connect()?;
     let (side, mut completions) = (&pair.left, Vec::new());
-    begin_drain(&side.qp)?;
+    side.qp.begin_drain()?;
     let deadline = Instant::now() + COMPLETION_TIMEOUT;
     loop {
         side.cq.arm(ArmFor::Any)?;
         // A completion that arrived before arming raises no event.
         side.cq.poll(&mut completions)?;
-        if is_drained(&side.qp)? {
+        if side.qp.poll_drain()? {
             return side.expect_no_completion();
         }
         let left = deadline.saturating_duration_since(Instant::now());
@@ -218,7 +217,7 @@ fn a_drained_queue_pair_can_be_connected_again(fixture: &Fixture) -> Result<()> 
         for side in [&pair.left, &pair.right] {
             let left = side.qp.reset()?.len();
             ensure!(left == 0, "{left} requests were left after drain {round}");
-            ensure!(!is_drained(&side.qp)?, "a queue pair is drained after a reset");
+            ensure!(!side.qp.poll_drain()?, "a queue pair is drained after a reset");
         }
         pair.connect()?;
     }
@@ -236,7 +235,7 @@ fn a_drain_leaves_a_shared_receive_queue_alone(fixture: &Fixture) -> Result<()> 
     let side = |qp| Side { qp, cq: cq.clone(), domain: domain.clone() };
     let (first, second) = (side(queue_pair()?), side(queue_pair()?));
     let receiving = shared.post_recv(crate::fixture::buffer(&domain, 64)?)?;
-    begin_drain(&first.qp)?;
+    first.qp.begin_drain()?;
     let mut completions = Vec::new();
     poll_until_drained(&first, &mut completions)?;
     ensure!(completions.is_empty(), "{} receives were flushed", completions.len());

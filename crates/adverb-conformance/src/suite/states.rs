@@ -132,7 +132,7 @@ fn a_reset_gives_back_the_memory_of_all_requests(fixture: &Fixture) -> Result<()
         pair.left.post(SendRequest::send(pair.left.buffer(len)?))?;
         pair.left.post_receive(100 + len)?;
     }
-    let lengths: Vec<usize> = pair.left.qp.reset()?.iter().map(adverb::memory::Payload::len).collect();
+    let lengths: Vec<usize> = pair.left.qp.reset()?.iter().map(|request| request.payload.len()).collect();
     let expected: Vec<usize> = (1..=10).chain(101..=110).collect();
     ensure!(lengths == expected, "payloads of these lengths were returned: {lengths:?}");
     ensure!(

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use adverb_verbs::cm::ConnectionParts;
 use adverb_verbs::internal::{Deadline, Interest, Watch, start_connect};
 use adverb_verbs::{self as verbs, Device, Endpoint, PathMtu, QueuePair, Transport, cm, internal};
 
@@ -304,23 +305,23 @@ impl Handshake {
                     return self.wait(Phase::CmConnecting(connecting, prepared));
                 };
                 let (parts, credentials) = *prepared;
-                let (queue_pair, cm_handle, listener, private_data) = internal::into_parts(connection);
+                let ConnectionParts { queue_pair, handle, peer, private_data, .. } = connection.into_parts();
                 let answer = side(Greeting::parse(&private_data))?;
-                let (Some(listener), None) = (listener, answer.endpoint) else {
+                let (Some(listener), None) = (peer, answer.endpoint) else {
                     return Err(Flaw::Malformed.into());
                 };
                 let ends = Ends::by_manager(queue_pair.endpoint(), listener);
                 let seal = credentials.verify_answer(&answer, &ends)?;
-                let lane = Lane::new(parts, queue_pair, Some(listener), Some(cm_handle), seal);
+                let lane = Lane::new(parts, queue_pair, Some(listener), Some(handle), seal);
                 self.connected(HelloExchange::begin(lane, &self.purpose)?, Channel::Cm, now)
             }
             Phase::CmAccepting(mut connecting, prepared) => {
                 let Some(connection) = connecting.poll()? else {
                     return self.wait(Phase::CmAccepting(connecting, prepared));
                 };
-                let ((parts, seal), (queue_pair, cm_handle, connector, _)) =
-                    (*prepared, internal::into_parts(connection));
-                let lane = Lane::new(parts, queue_pair, connector, Some(cm_handle), seal);
+                let (parts, seal) = *prepared;
+                let ConnectionParts { queue_pair, handle, peer, .. } = connection.into_parts();
+                let lane = Lane::new(parts, queue_pair, peer, Some(handle), seal);
                 self.connected(HelloExchange::begin(lane, &self.purpose)?, Channel::Cm, now)
             }
             Phase::AwaitingHello(exchange, channel) => self.await_hello(exchange, channel, now),
@@ -356,7 +357,7 @@ impl Handshake {
         let has_ended = match &channel {
             Channel::Tcp(stream) => stream.detect_end(),
             Channel::ClosedByListener => false,
-            Channel::Cm => exchange.lane().was_ended_by_manager()?,
+            Channel::Cm => exchange.lane().take_manager_events()?,
         };
         match channel {
             // A listener closes TCP as soon as it has sent its hello, which takes another path, and may arrive later.

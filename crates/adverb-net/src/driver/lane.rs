@@ -2,12 +2,13 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use adverb_net_proto::{Config, LaneConfig, MAX_MESSAGE_SIZE, MAX_RENDEZVOUS, UNCREDITED_WRITES};
-use adverb_verbs::internal::{CmHandle, OwnerProcess, Watch, wait_either};
+use adverb_verbs::cm::{CmHandle, ConnectionEvent};
+use adverb_verbs::internal::{OwnerProcess, Watch, wait_either};
 use adverb_verbs::memory::Pool;
 use adverb_verbs::{
     Access, CompletionQueue, ConnectOptions, Device, Endpoint, PathMtu, ProtectionDomain, QueuePair,
@@ -132,7 +133,7 @@ impl Lane {
     /// Returns a descriptor that is readable when the kernel's connection manager may report that the peer's process
     /// has ended. The connection manager of the software NIC does not report that.
     pub(crate) fn manager_events(&self) -> Option<BorrowedFd<'_>> {
-        self.manager.as_ref().filter(|_| !self.is_software()).map(CmHandle::event_fd)
+        self.manager.as_ref().filter(|_| !self.is_software()).map(CmHandle::as_fd)
     }
 
     /// Watches the events of the completion queue, and those of the connection manager.
@@ -141,9 +142,16 @@ impl Lane {
         descriptors.into_iter().flatten().try_for_each(|events| watch.add(events))
     }
 
-    /// Whether the peer's connection manager has disconnected.
-    pub(crate) fn was_ended_by_manager(&self) -> Result<bool> {
-        self.manager.as_ref().map_or(Ok(false), CmHandle::has_ended)
+    /// Takes the pending events of the connection manager. Returns whether the peer has disconnected, or the device is being
+    /// removed.
+    pub(crate) fn take_manager_events(&self) -> Result<bool> {
+        let Some(manager) = &self.manager else { return Ok(false) };
+        while let Some(event) = manager.try_event()? {
+            if let ConnectionEvent::Disconnected | ConnectionEvent::DeviceRemoved = event {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Takes the pending events of the completion queue. Returns whether there were any.

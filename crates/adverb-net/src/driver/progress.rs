@@ -6,7 +6,7 @@ use adverb_net_proto::{
     Completed, EagerWrite, Event, HELLO_LEN, Payload, PhaseKind, Post, Register, RegisterMemory, Tag,
     Violation,
 };
-use adverb_verbs::internal::{self, WithCauses, error_event};
+use adverb_verbs::internal::WithCauses;
 use adverb_verbs::{
     Access, CompletedOperation, Completion, Error, PostError, RecvRequest, Result, SendRequest, Status,
 };
@@ -101,7 +101,7 @@ impl Driver {
         if lane.manager_events().is_none() || core.lane_state != LaneState::Active {
             return;
         }
-        let failure = match lane.was_ended_by_manager() {
+        let failure = match lane.take_manager_events() {
             Ok(false) => return,
             Ok(true) => ConnectionError::PeerLost { peer: lane.peer, has_exited: true },
             Err(error) => ConnectionError::device(lane.peer, error),
@@ -278,7 +278,7 @@ impl Driver {
         }
         core.lane_state = LaneState::Draining;
         abort(core);
-        if let Err(error) = internal::begin_drain(&core.lane.queue_pair) {
+        if let Err(error) = core.lane.queue_pair.begin_drain() {
             tracing::debug!(error = %WithCauses(&error), "could not drain the queue pair of a connection");
             core.lane_state = LaneState::Stopped;
         }
@@ -292,26 +292,25 @@ impl Driver {
         }
         self.poll_draining(core);
         if core.lane_state == LaneState::Draining {
-            let is_drained = |core: &Core| internal::is_drained(&core.lane.queue_pair);
-            // `is_drained` posts a marker if the queue was full before, and the software NIC completes the marker at
+            // `poll_drain` posts a marker if the queue was full before, and the software NIC completes the marker at
             // once. If the call fails, the requests are reclaimed below.
-            if let Ok(false) = is_drained(core) {
+            if let Ok(false) = core.lane.queue_pair.poll_drain() {
                 self.poll_draining(core);
-                if let Ok(false) = is_drained(core) {
+                if let Ok(false) = core.lane.queue_pair.poll_drain() {
                     return false;
                 }
             }
-            // The last call of `is_drained` may have fetched completions.
+            // The last call of `poll_drain` may have fetched completions.
             self.poll_draining(core);
         }
         core.lane_state = LaneState::Drained;
-        let left = internal::reset_and_reclaim(&core.lane.queue_pair).unwrap_or_else(|error| {
+        let left = core.lane.queue_pair.reset().unwrap_or_else(|error| {
             tracing::warn!(error = %WithCauses(&error), "lost the outstanding requests of a failed queue pair");
             Vec::new()
         });
-        let left = left
-            .into_iter()
-            .filter_map(|(tag, payload)| Some((Tag::from_wr_id(tag)?, payload.into_pool_buf().map(Buffer))));
+        let left = left.into_iter().filter_map(|request| {
+            Some((Tag::from_wr_id(request.tag)?, request.payload.into_pool_buf().map(Buffer)))
+        });
         let left = left.collect();
         core.operations.fail_posted();
         core.binds.clear();
@@ -453,7 +452,7 @@ fn note_status(core: &mut Core, status: Status) {
     }
     // No request of this side failed before, so no completion has the cause: the device refused a request of the peer,
     // or failed.
-    let event = error_event(&core.lane.queue_pair);
+    let event = core.lane.queue_pair.error_event();
     core.note_failure(|peer| ConnectionError::QueuePairFailed { peer, event });
 }
 

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
 
 use adverb_net_proto::MAX_NAME_LEN;
-use adverb_verbs::internal::{self, WindowAccess};
+use adverb_verbs::internal::{WindowAccess, bind_whole};
 use adverb_verbs::memory::{Memory, MemoryRegion, PoolBuf, RemoteMemory};
 use adverb_verbs::{Access, Completion, Device, MemoryWindow, PostError, Result};
 
@@ -159,7 +159,7 @@ impl Region {
             None => Region::register(lane, self.access, Access::LOCAL_WRITE, |access| {
                 match is_registered && self.memory.access() == access {
                     true => Ok(self.memory.clone()),
-                    false => internal::register_again(&self.memory, domain, access),
+                    false => self.memory.register_in(domain, access),
                 }
             })?,
         };
@@ -190,7 +190,7 @@ impl Region {
     pub(super) fn reclaim(self) -> Option<PoolBuf> {
         let Region { memory, grant, .. } = self;
         drop(grant);
-        internal::reclaim(memory)
+        memory.into_pool_buf().ok()
     }
 }
 
@@ -243,7 +243,7 @@ impl Core {
         let Grant::Unbound(window) = std::mem::replace(&mut region.grant, Grant::Registration) else {
             return;
         };
-        let (request, access) = internal::bind_whole(window, &region.memory, region.access);
+        let (request, access) = bind_whole(window, &region.memory, region.access);
         self.binds.last += 1;
         let number = self.binds.last;
         match lane.queue_pair.post_send(request.tag(number << 8 | BIND)) {

@@ -1,7 +1,7 @@
 //! An established connection and its events.
 
 use std::fmt;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -23,23 +23,38 @@ use crate::queue_pair::QueuePair;
 pub struct Connection {
     // Fields are dropped in this order: the queue pair is destroyed before the connection ends.
     queue_pair: QueuePair,
-    identifier: Arc<Identifier>,
+    handle: CmHandle,
     path: Path,
-    /// The peer's queue pair, if this side is the connector; a listener gets it when it accepts.
     peer: Option<Endpoint>,
     private_data: Vec<u8>,
-    /// Whether neither side has disconnected.
-    connected: AtomicBool,
-    /// Whether the peer has disconnected, or has replied to this side's disconnect request.
-    ended: AtomicBool,
+}
+
+/// The parts of a [`Connection`], returned by [`Connection::into_parts`].
+///
+/// The parts can be dropped in any order. Dropping the handle disconnects, and dropping the queue pair ends its
+/// communication.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct ConnectionParts {
+    // The queue pair is dropped before the handle, as in a connection.
+    /// The queue pair, which is ready to send unless the connection has ended.
+    pub queue_pair: QueuePair,
+    /// The handle that keeps the queue pair connected.
+    pub handle: CmHandle,
+    /// The addresses and the device of the connection.
+    pub path: Path,
+    /// The peer's queue pair, if this side is the connector.
+    pub peer: Option<Endpoint>,
+    /// The private data that the peer sent when it connected or accepted, padded with zeros.
+    pub private_data: Vec<u8>,
 }
 
 /// A change of a connection's state.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ConnectionEvent {
-    /// The peer disconnected, or replied to this side's disconnect request. The queue pair is in the error state, and
-    /// its outstanding requests are flushed.
+    /// The peer disconnected, or replied to this side's disconnect request. The queue pair of a [`Connection`] is in the
+    /// error state, and its outstanding requests are flushed.
     Disconnected,
     /// The device is being removed. The removal waits until all objects that were created from the device have been
     /// dropped.
@@ -60,13 +75,32 @@ impl Connection {
         private_data: Vec<u8>,
     ) -> Connection {
         let (connected, ended) = (AtomicBool::new(true), AtomicBool::new(false));
-        Connection { queue_pair, identifier, path, peer, private_data, connected, ended }
+        let handle = CmHandle { identifier, connected, ended };
+        Connection { queue_pair, handle, path, peer, private_data }
     }
 
-    /// Splits the connection into its queue pair, the handle that keeps it connected, the peer's queue pair if it is
-    /// known, and the peer's private data.
-    pub(crate) fn into_parts(self) -> (QueuePair, CmHandle, Option<Endpoint>, Vec<u8>) {
-        (self.queue_pair, CmHandle(self.identifier), self.peer, self.private_data)
+    /// Splits the connection into its parts, for programs that keep the queue pair in a structure of their own.
+    ///
+    /// The caller then handles the events: when the handle's [`try_event`](CmHandle::try_event) returns
+    /// [`Disconnected`](ConnectionEvent::Disconnected), the queue pair is still ready to send, but the peer no longer
+    /// answers.
+    ///
+    /// ```no_run
+    /// # use adverb::verbs::cm::{Connection, ConnectionEvent, ConnectionParts};
+    /// # fn example(connection: Connection) -> adverb::verbs::Result<()> {
+    /// let ConnectionParts { queue_pair, handle, .. } = connection.into_parts();
+    /// // … when the handle's descriptor is readable:
+    /// while let Some(event) = handle.try_event()? {
+    ///     if event == ConnectionEvent::Disconnected {
+    ///         queue_pair.move_to_error()?;
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn into_parts(self) -> ConnectionParts {
+        let Connection { queue_pair, handle, path, peer, private_data } = self;
+        ConnectionParts { queue_pair, handle, path, peer, private_data }
     }
 
     /// Returns the queue pair, which is ready to send.
@@ -87,7 +121,7 @@ impl Connection {
     /// Whether neither side has disconnected. The method ignores a disconnect by the peer until
     /// [`try_event`](Connection::try_event) or [`wait_event`](Connection::wait_event) has returned that event.
     pub fn is_connected(&self) -> bool {
-        self.connected.load(Ordering::Acquire)
+        self.handle.is_connected()
     }
 
     /// Returns the next event, if there is one, without blocking. Call this method when the file descriptor is
@@ -100,27 +134,15 @@ impl Connection {
     ///
     /// Returns [`Error::CallFailed`] if the connection manager's events can't be read.
     pub fn try_event(&self) -> Result<Option<ConnectionEvent>> {
-        while let Some(event) = self.identifier.try_event()? {
-            return Ok(Some(match event {
-                Event::Disconnected => {
-                    // This replies to the peer. It has no effect if this side disconnected first.
-                    let _ = self.identifier.disconnect();
-                    self.ended.store(true, Ordering::Release);
-                    if self.connected.swap(false, Ordering::AcqRel)
-                        && let Err(error) = self.queue_pair.move_to_error()
-                    {
-                        tracing::warn!(error = %WithCauses(&error), "moving the queue pair of an ended connection to the error state failed");
-                    }
-                    ConnectionEvent::Disconnected
-                }
-                Event::DeviceRemoved => ConnectionEvent::DeviceRemoved,
-                Event::AddressChanged => ConnectionEvent::AddressChanged,
-                Event::TimewaitExit => ConnectionEvent::TimewaitExit,
-                // For example, the peer missed this side's RTU and retransmitted its reply, which the kernel handles.
-                _ => continue,
-            }));
+        let was_connected = self.handle.is_connected();
+        let event = self.handle.try_event()?;
+        if event == Some(ConnectionEvent::Disconnected)
+            && was_connected
+            && let Err(error) = self.queue_pair.move_to_error()
+        {
+            tracing::warn!(error = %WithCauses(&error), "moving the queue pair of an ended connection to the error state failed");
         }
-        Ok(None)
+        Ok(event)
     }
 
     /// Waits for the next event. Returns `None` if the timeout expires first.
@@ -139,7 +161,7 @@ impl Connection {
             if left.is_zero() {
                 return Ok(None);
             }
-            self.identifier.wait(Some(left))?;
+            self.handle.identifier.wait(Some(left))?;
         }
     }
 
@@ -154,11 +176,11 @@ impl Connection {
     /// Returns [`Error::CallFailed`] if the queue pair can't be moved to the error state, or the disconnect request can't be
     /// sent.
     pub fn disconnect(&self) -> Result<()> {
-        if !self.connected.swap(false, Ordering::AcqRel) {
+        if !self.handle.connected.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
         let moved = self.queue_pair.move_to_error();
-        self.identifier.disconnect()?;
+        self.handle.identifier.disconnect()?;
         moved
     }
 
@@ -172,7 +194,7 @@ impl Connection {
         let timeout = timeout.into().unwrap_or(Duration::MAX);
         self.disconnect()?;
         let deadline = Deadline::new(timeout);
-        while !self.ended.load(Ordering::Acquire) {
+        while !self.handle.ended.load(Ordering::Acquire) {
             if self.wait_event(deadline.left())?.is_none() {
                 return Err(Error::Timeout { timeout, action: "waiting for the peer to disconnect".into() });
             }
@@ -181,26 +203,73 @@ impl Connection {
     }
 }
 
-event_source!(Connection);
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.handle.as_fd()
+    }
+}
 
-/// A handle that keeps a connection established whose queue pair has another owner. Dropping the handle, after the
-/// queue pair, sends the peer one disconnect request.
-pub struct CmHandle(Arc<Identifier>);
+impl AsRawFd for Connection {
+    fn as_raw_fd(&self) -> RawFd {
+        self.handle.as_raw_fd()
+    }
+}
+
+/// A handle that keeps a queue pair connected which has another owner, returned by [`Connection::into_parts`]. Its file
+/// descriptor is readable when there is an event.
+///
+/// Dropping the handle disconnects: it sends the peer one disconnect request, without retransmission, and does not change
+/// the queue pair.
+pub struct CmHandle {
+    identifier: Arc<Identifier>,
+    /// Whether neither side has disconnected.
+    connected: AtomicBool,
+    /// Whether the peer has disconnected, or has replied to this side's disconnect request.
+    ended: AtomicBool,
+}
 
 impl CmHandle {
-    /// Returns a file descriptor that is readable when the connection may have an event.
-    pub fn event_fd(&self) -> BorrowedFd<'_> {
-        self.0.event_fd()
+    /// Whether neither side has disconnected. The method ignores a disconnect by the peer until
+    /// [`try_event`](CmHandle::try_event) has returned that event.
+    pub fn is_connected(&self) -> bool {
+        self.connected.load(Ordering::Acquire)
     }
 
-    /// Whether the peer has disconnected, or the device is being removed.
-    pub fn has_ended(&self) -> Result<bool> {
-        while let Some(event) = self.0.try_event()? {
-            if let Event::Disconnected | Event::DeviceRemoved = event {
-                return Ok(true);
-            }
+    /// Returns the next event, if there is one, without blocking. Call this method when the file descriptor is
+    /// readable.
+    ///
+    /// If the event is [`Disconnected`](ConnectionEvent::Disconnected), the call replies to the peer. It does not move
+    /// the queue pair to the error state.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::CallFailed`] if the connection manager's events can't be read.
+    pub fn try_event(&self) -> Result<Option<ConnectionEvent>> {
+        while let Some(event) = self.identifier.try_event()? {
+            return Ok(Some(match event {
+                Event::Disconnected => {
+                    // This replies to the peer. It has no effect if this side disconnected first.
+                    let _ = self.identifier.disconnect();
+                    self.ended.store(true, Ordering::Release);
+                    self.connected.store(false, Ordering::Release);
+                    ConnectionEvent::Disconnected
+                }
+                Event::DeviceRemoved => ConnectionEvent::DeviceRemoved,
+                Event::AddressChanged => ConnectionEvent::AddressChanged,
+                Event::TimewaitExit => ConnectionEvent::TimewaitExit,
+                // For example, the peer missed this side's RTU and retransmitted its reply, which the kernel handles.
+                _ => continue,
+            }));
         }
-        Ok(false)
+        Ok(None)
+    }
+}
+
+event_source!(CmHandle);
+
+impl fmt::Debug for CmHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CmHandle").field("connected", &self.is_connected()).finish_non_exhaustive()
     }
 }
 

@@ -125,7 +125,7 @@ macro_rules! event_source {
 }
 
 mod connecting;
-pub(crate) mod connection;
+mod connection;
 mod connector;
 mod datagrams;
 mod failure;
@@ -140,7 +140,7 @@ use crate::error::{Error, Limit, Result};
 pub use adverb_proto::types::RejectReason;
 
 pub use connecting::PendingConnection;
-pub use connection::{Connection, ConnectionEvent};
+pub use connection::{CmHandle, Connection, ConnectionEvent, ConnectionParts};
 pub use connector::{Connector, PendingRoute, Route};
 pub use datagrams::{DatagramListener, DatagramRequest, DatagramService, PendingService};
 pub use listener::{ConnectRequest, Listener, ListenerBuilder};
@@ -182,6 +182,7 @@ const _: () = {
     shared_between_threads::<Route>();
     shared_between_threads::<PendingConnection>();
     shared_between_threads::<Connection>();
+    shared_between_threads::<ConnectionParts>();
     shared_between_threads::<Path>();
     shared_between_threads::<DatagramListener>();
     shared_between_threads::<DatagramRequest>();

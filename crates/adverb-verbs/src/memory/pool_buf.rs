@@ -1,6 +1,5 @@
 //! Buffers of a pool.
 
-use std::any::Any;
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -159,13 +158,6 @@ impl PoolBuf {
         domain.register(RegisteredPoolBuf(self), access)
     }
 
-    /// Takes a [registered](PoolBuf::register) buffer back, which ends its access rights. Returns `None` if the region
-    /// has another handle, or was not registered from a buffer.
-    pub(crate) fn reclaim(region: MemoryRegion) -> Option<PoolBuf> {
-        let memory: Box<dyn Any> = region.into_memory()?;
-        memory.downcast().ok().map(|registered: Box<RegisteredPoolBuf>| registered.0)
-    }
-
     /// Returns the protection domain that the memory is registered in.
     #[inline]
     pub fn protection_domain(&self) -> &ProtectionDomain {
@@ -204,6 +196,22 @@ impl PoolBuf {
     fn address(&self) -> *mut u8 {
         // SAFETY: the slot lies in the chunk's region, and `start` in the slot.
         unsafe { self.chunk.region.address.add(self.start as usize).as_ptr() }
+    }
+}
+
+impl MemoryRegion {
+    /// Takes back the buffer of a region that [`PoolBuf::register`] created. The region is deregistered first, so that no
+    /// peer can access the buffer.
+    ///
+    /// # Errors
+    ///
+    /// Returns the region if
+    ///
+    /// - it was not created from a pool buffer;
+    /// - another handle, a request, a memory window or [another region](MemoryRegion::register_in) uses it; or
+    /// - the device can't deregister it. The memory is then leaked, and this process can't access it anymore.
+    pub fn into_pool_buf(self) -> std::result::Result<PoolBuf, MemoryRegion> {
+        self.into_memory().map(|RegisteredPoolBuf(buffer)| buffer)
     }
 }
 

@@ -235,22 +235,53 @@ impl MemoryRegion {
         if is_unshared && PRIVATE_ACCESS.contains(self.access()) { Ok(self.0) } else { Err(self) }
     }
 
-    /// Deregisters the memory and returns it, if this is the last handle to the region.
-    pub(super) fn into_memory(self) -> Option<Box<dyn Memory>> {
-        let mut region = Arc::into_inner(self.0)?;
-        match region.registration.deregister() {
-            Ok(()) => region.memory.take(),
-            Err(error) => {
+    /// Deregisters the memory and returns it, if it has the type `T`, and this is the last handle to the region.
+    /// Otherwise, returns the region.
+    pub(super) fn into_memory<T: Memory>(self) -> std::result::Result<T, MemoryRegion> {
+        let memory: Option<&dyn Any> = self.0.memory.as_deref().map(|memory| memory as _);
+        if !memory.is_some_and(<dyn Any>::is::<T>) {
+            return Err(self);
+        }
+        let mut region = Arc::try_unwrap(self.0).map_err(MemoryRegion)?;
+        let deregistered = region.registration.deregister();
+        let memory: Option<Box<dyn Any>> = region.memory.take().map(|memory| memory as _);
+        match (deregistered, memory.map(<Box<dyn Any>>::downcast)) {
+            (Ok(()), Some(Ok(memory))) => Ok(*memory),
+            (Err(error), memory) => {
                 // The device may still access the memory. It is leaked first, because a log subscriber may panic.
-                std::mem::forget(region.memory.take());
+                std::mem::forget(memory);
                 tracing::error!(error = %WithCauses(&error), bytes = region.len, "deregistering memory failed; it is leaked");
-                None
+                Err(MemoryRegion::new(region))
             }
+            (Ok(()), _) => unreachable!("the type was checked"),
         }
     }
 
-    /// Registers the same memory in another domain. The memory lives as long as either region.
-    pub(crate) fn reregister_in(&self, domain: &ProtectionDomain, access: Access) -> Result<MemoryRegion> {
+    /// Registers the same memory again, in this or another protection domain, also of another device, with other access
+    /// rights. Peers use the same addresses, and another key. The memory lives as long as either region.
+    ///
+    /// ```
+    /// # fn main() -> adverb::verbs::Result<()> {
+    /// use adverb::verbs::{Access, Device};
+    ///
+    /// let device = Device::open("soft")?;
+    /// let (first, second) = (device.create_protection_domain()?, device.create_protection_domain()?);
+    /// let region = first.allocate_region(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    /// // The peers of the second domain may only read.
+    /// let read_only = region.register_in(&second, Access::REMOTE_READ)?;
+    /// region.write(0, b"hello")?;
+    /// let mut bytes = [0; 5];
+    /// read_only.read(0, &mut bytes)?;
+    /// assert_eq!(&bytes, b"hello");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::InvalidRequest`] if this process [can't access](MemoryRegion::is_mapped) the memory, and the same
+    /// errors as [`register`](ProtectionDomain::register).
+    pub fn register_in(&self, domain: &ProtectionDomain, access: Access) -> Result<MemoryRegion> {
         self.0.bytes()?;
         let memory: Option<&dyn Any> = self.0.memory.as_deref().map(|memory| memory as _);
         // If this region was registered again itself, its original is used.
@@ -432,11 +463,11 @@ mod tests {
     fn reregistering_repeatedly_keeps_two_registrations() {
         let device = Device::open("soft").unwrap();
         let domain = || device.create_protection_domain().unwrap();
-        let region = domain().region(4096, Access::LOCAL_WRITE | Access::REMOTE_READ).unwrap();
-        let mut reregistered = region.reregister_in(&domain(), region.access()).unwrap();
+        let region = domain().allocate_region(4096, Access::LOCAL_WRITE | Access::REMOTE_READ).unwrap();
+        let mut reregistered = region.register_in(&domain(), region.access()).unwrap();
         for _ in 0..3 {
             let before = Arc::downgrade(&reregistered.0);
-            reregistered = reregistered.reregister_in(&domain(), region.access()).unwrap();
+            reregistered = reregistered.register_in(&domain(), region.access()).unwrap();
             assert!(before.upgrade().is_none(), "the previous registration is still held");
         }
         assert_eq!((reregistered.len(), reregistered.access()), (region.len(), region.access()));

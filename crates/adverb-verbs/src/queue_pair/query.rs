@@ -19,9 +19,12 @@ impl QueuePair {
         Ok(attributes)
     }
 
-    /// Returns the event that moved the queue pair to the error state. The software NIC stores it. rdma-core reports it
-    /// only as an event of the device.
-    pub(crate) fn error_event(&self) -> Option<DeviceEvent> {
+    /// Returns the event that moved the queue pair to the error state, for example a violation of access rights by the
+    /// peer, which no completion of this side reports. Resetting the queue pair discards the event.
+    ///
+    /// Only the software NIC stores it. For devices of rdma-core, the result is `None`: they report such events only
+    /// through [`Device::wait_event`](crate::Device::wait_event).
+    pub fn error_event(&self) -> Option<DeviceEvent> {
         self.backend.error_event()
     }
 }

@@ -137,9 +137,10 @@ impl QueuePair {
     /// - A datagram has a destination ([`add_datagram`](SendList::add_datagram)) that was created with this queue
     ///   pair's protection domain, and that isn't dropped before the request has completed.
     /// - From the first raw request on, the completions of this queue pair's send queue are taken only with
-    ///   [`poll_raw`](CompletionQueue::poll_raw), and never by `poll`, `wait`, a [`Poller`](crate::Poller) or
-    ///   [`drain`](QueuePair::drain): those functions interpret every id as the id of a safe request, and return the
-    ///   memory of that request. So a queue pair with safe requests must not share that completion queue.
+    ///   [`poll_raw`](CompletionQueue::poll_raw), and never by `poll`, `wait`, a [`Poller`](crate::Poller),
+    ///   [`drain`](QueuePair::drain) or [`begin_drain`](QueuePair::begin_drain): those functions interpret every id as the
+    ///   id of a safe request, and return the memory of that request. So a queue pair with safe requests must not share
+    ///   that completion queue.
     /// - The queue pair is connected (or, for datagrams, in the state RTS), and never has more requests outstanding
     ///   than its depth.
     ///

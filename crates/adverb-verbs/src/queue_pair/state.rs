@@ -4,16 +4,23 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use adverb_proto::explain::Call;
 use adverb_proto::types::{Access, Endpoint, Gid, Psn, QpState, Transport};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::builder::random_psn;
 use super::{ConnectOptions, QueuePair, Receives};
 use crate::backend::{Init, PeerEnd, ReadyToReceive, ReadyToSend, StateChange};
 use crate::completion_queue::Attached;
-use crate::error::{Error, Limit, Result, call_failed};
+use crate::error::{Error, Limit, Result, WithCauses, call_failed};
 use crate::memory::Payload;
+use crate::request::ReclaimedRequest;
 
 /// A [`QpState`] that is read by every post.
-pub(crate) struct StateCell(AtomicU8);
+pub(crate) struct StateCell {
+    index: AtomicU8,
+    /// Held while the device's state and this one change. Otherwise a state that one thread has queried or set at the
+    /// device could replace the state that another thread has set since, and requests would be posted in a wrong state.
+    changing: Mutex<()>,
+}
 
 impl StateCell {
     const STATES: [QpState; 7] = [
@@ -30,17 +37,17 @@ impl StateCell {
     const READY_TO_SEND: u8 = 3;
 
     pub(super) fn new() -> StateCell {
-        StateCell(AtomicU8::new(0))
+        StateCell { index: AtomicU8::new(0), changing: Mutex::new(()) }
     }
 
     pub(crate) fn get(&self) -> QpState {
-        Self::STATES[usize::from(self.0.load(Ordering::Acquire)) % Self::STATES.len()]
+        Self::STATES[usize::from(self.index.load(Ordering::Acquire)) % Self::STATES.len()]
     }
 
     /// Whether the state is [`QpState::ReadyToSend`]. Every post checks this.
     #[inline]
     pub(super) fn is_ready_to_send(&self) -> bool {
-        self.0.load(Ordering::Acquire) == Self::READY_TO_SEND
+        self.index.load(Ordering::Acquire) == Self::READY_TO_SEND
     }
 
     /// Records that the queue pair has failed permanently.
@@ -48,10 +55,15 @@ impl StateCell {
         self.set(QpState::Error);
     }
 
+    /// Prevents other threads from changing the state.
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock()
+    }
+
     fn set(&self, state: QpState) {
         let index =
             (0u8..).zip(Self::STATES).find(|(_, other)| *other == state).map_or(0, |(index, _)| index);
-        self.0.store(index, Ordering::Release);
+        self.index.store(index, Ordering::Release);
     }
 }
 
@@ -151,6 +163,7 @@ impl QueuePair {
     ///
     /// Returns [`Error::CallFailed`] if the query fails.
     pub fn state(&self) -> Result<QpState> {
+        let _changing = self.state.lock();
         let state = self.backend.state()?;
         self.state.set(state);
         Ok(state)
@@ -184,29 +197,42 @@ impl QueuePair {
     }
 
     /// Resets the queue pair, so that it can be [connected](QueuePair::connect) again, with a new
-    /// [endpoint](QueuePair::endpoint). Outstanding requests produce no completion; the call returns their payloads,
-    /// those of send requests first.
+    /// [endpoint](QueuePair::endpoint), and returns the outstanding requests, sends first and each queue's in the order
+    /// of posting. The device no longer uses their memory, and they produce no completion. A
+    /// [drain](QueuePair::begin_drain) that has not ended is canceled.
+    ///
+    /// A program can thus recover the memory of a queue pair that has failed, without waiting for its completions. A
+    /// request that is returned may have been executed: a queue pair that has been [drained](QueuePair::drain) has none.
+    ///
+    /// ```no_run
+    /// # fn example(queue_pair: &adverb::verbs::QueuePair) -> adverb::verbs::Result<()> {
+    /// for request in queue_pair.reset()? {
+    ///     println!("request {} of {} bytes was not completed", request.tag, request.payload.len());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// Returns [`Error::CallFailed`] if the operation fails.
-    pub fn reset(&self) -> Result<Vec<Payload>> {
+    /// Returns [`Error::CallFailed`] if the device can't reset the queue pair. If the queue pair can be reset, but not be
+    /// moved to the init state, the call returns the requests all the same. Posting and connecting then return
+    /// [`Error::WrongState`].
+    pub fn reset(&self) -> Result<Vec<ReclaimedRequest>> {
+        let psn = random_psn()?;
         // No thread can post meanwhile, so the outstanding requests are those that the device drops.
-        let _posting_locks = (self.send.lock(), self.recv.own().map(Attached::lock));
+        let posting_locks = (self.send.lock(), self.recv.own().map(Attached::lock));
         self.free_windows();
         self.change(&StateChange::Reset)?;
-        let left = self.take_all().into_iter().map(|(_, memory)| memory).collect();
-        self.psn.store(random_psn()?.get(), Ordering::Relaxed);
-        self.move_to_init()?;
-        Ok(left)
-    }
-
-    /// Resets the queue pair and returns the tags and the memory of requests that did not complete, sends first. The
-    /// queue pair can't be used afterwards.
-    pub(crate) fn reset_and_reclaim(&self) -> Result<Vec<(u64, Payload)>> {
-        let _posting_locks = (self.send.lock(), self.recv.own().map(Attached::lock));
-        self.change(&StateChange::Reset)?;
-        Ok(self.take_all())
+        let left = self.take_all();
+        self.psn.store(psn.get(), Ordering::Relaxed);
+        let moved = self.move_to_init();
+        drop(posting_locks);
+        if let Err(error) = moved {
+            // The requests would be lost if this were an error of the call.
+            tracing::warn!(error = %WithCauses(&error), "could not move a queue pair that was reset to the init state");
+        }
+        Ok(left.into_iter().map(|(tag, payload)| ReclaimedRequest { tag, payload }).collect())
     }
 
     /// Moves the queue pair from the reset state to the init state, in which receives may be posted.
@@ -229,16 +255,20 @@ impl QueuePair {
 
     /// Changes the state at the device and records it.
     pub(crate) fn change(&self, change: &StateChange) -> Result<()> {
+        let changing = self.state.lock();
         self.backend.modify(change)?;
         let from = self.state.get();
         let to = match change {
             StateChange::Reset => QpState::Reset,
             StateChange::Init(_) => QpState::Init,
             StateChange::ReadyToReceive(_) => QpState::ReadyToReceive,
-            StateChange::ReadyToSend(_) | StateChange::Access(_) => QpState::ReadyToSend,
+            StateChange::ReadyToSend(_) => QpState::ReadyToSend,
+            // The queue pair may have failed since the caller checked the state.
+            StateChange::Access(_) => from,
             StateChange::Error => QpState::Error,
         };
         self.state.set(to);
+        drop(changing);
         match change {
             StateChange::ReadyToReceive(ReadyToReceive { connection: Some(peer), .. }) => {
                 self.set_peer(Some(peer.address.gid));

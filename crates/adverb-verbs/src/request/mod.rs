@@ -375,6 +375,16 @@ impl From<PoolBuf> for RecvRequest {
     }
 }
 
+/// A request that was outstanding when its queue pair was [reset](crate::QueuePair::reset).
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct ReclaimedRequest {
+    /// The tag of the request.
+    pub tag: u64,
+    /// The payload of the request.
+    pub payload: Payload,
+}
+
 /// The error of a post operation, with the requests that were not posted. These requests own their payloads.
 ///
 /// If a device fails without reporting how many requests it accepted, all of them count as posted: the error doesn't

@@ -22,6 +22,57 @@ fn listeners_and_their_connections_are_dropped_in_any_order() {
 }
 
 #[test]
+fn the_parts_of_a_connection_are_dropped_in_any_order() {
+    let Some(address) = ipv4() else { return };
+    for handle_first in [true, false] {
+        let ((client, client_side), (server, mut side)) = connected(address);
+        let ConnectionParts { queue_pair, handle, path, peer, .. } = client.into_parts();
+        assert_eq!(path.peer_addr(), server.path().local_addr());
+        assert_eq!(peer.map(|peer| peer.qpn), Some(server.queue_pair().qpn()), "a connector knows the peer");
+        assert!(handle.is_connected());
+        assert_eq!(handle.try_event().unwrap(), None);
+        let message = client_side.domain.allocate_buffer(5).unwrap();
+        queue_pair.post_send(SendRequest::send(message)).unwrap();
+        assert_eq!(side.receive(&server).len(), 5);
+        if handle_first {
+            drop(handle);
+            // The queue pair is no longer connected to anything, but it is alive.
+            let request = SendRequest::send(client_side.domain.allocate_buffer(5).unwrap());
+            assert_eq!(server.wait_event(TIMEOUT).unwrap(), Some(ConnectionEvent::Disconnected));
+            queue_pair.post_send(request).unwrap();
+            queue_pair.drain(TIMEOUT).unwrap();
+            assert!(queue_pair.reset().unwrap().is_empty());
+        } else {
+            // The connection lasts until the handle is dropped.
+            drop(queue_pair);
+            assert_eq!(server.wait_event(Duration::from_millis(100)).unwrap(), None);
+            drop((client_side, handle));
+            assert_eq!(server.wait_event(TIMEOUT).unwrap(), Some(ConnectionEvent::Disconnected));
+        }
+    }
+}
+
+#[test]
+fn the_handle_of_a_connection_reports_that_the_peer_disconnected() {
+    let Some(address) = ipv4() else { return };
+    let ((client, _client_side), (server, _side)) = connected(address);
+    let ConnectionParts { queue_pair, handle, .. } = client.into_parts();
+    // The handle replies to the peer, so closing succeeds.
+    let closing = thread::spawn(move || server.close(TIMEOUT));
+    let event = loop {
+        wait_readable(&handle);
+        // The descriptor may be readable without an event.
+        if let Some(event) = handle.try_event().unwrap() {
+            break event;
+        }
+    };
+    assert_eq!(event, ConnectionEvent::Disconnected);
+    assert!(!handle.is_connected());
+    closing.join().unwrap().unwrap();
+    assert_eq!(queue_pair.state().unwrap(), QpState::ReadyToSend, "the handle has changed the queue pair");
+}
+
+#[test]
 fn a_listener_dropped_with_requests_pending_rejects_them() {
     let Some(address) = ipv4() else { return };
     let listener = Listener::bind(SocketAddr::new(address, 0)).unwrap();

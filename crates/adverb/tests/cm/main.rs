@@ -20,8 +20,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use adverb::verbs::cm::{
-    ConnectRequest, Connection, ConnectionEvent, Connector, Listener, MAX_ACCEPT_DATA, MAX_CONNECT_DATA,
-    MAX_REJECT_DATA, Path, RejectReason,
+    ConnectRequest, Connection, ConnectionEvent, ConnectionParts, Connector, Listener, MAX_ACCEPT_DATA,
+    MAX_CONNECT_DATA, MAX_REJECT_DATA, Path, RejectReason,
 };
 use adverb::verbs::{
     CompletionQueue, ConnectOptions, Device, Error, ProtectionDomain, QpState, QueuePair, RequestId,
