@@ -31,7 +31,9 @@
 //! that have failed and are [reconnecting](Options::reconnect), and connections that were dropped before the peer has
 //! received the acknowledgement of its close. While a process has such connections, one thread (`adverb-redial`) drives
 //! all of them: it dials, and drives the handshakes of listeners whose accepted connections have failed. Up to four
-//! further threads (`adverb-resolve`) look up host names for it. All of these threads are temporary.
+//! further threads (`adverb-resolve`) look up host names for it. If a connection reconnects over a device on which its
+//! [`SharedRegion`]s are not registered, a thread for each region registers it (`adverb-register`). All of these threads
+//! are temporary.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

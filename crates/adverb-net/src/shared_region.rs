@@ -1,12 +1,14 @@
 //! Memory of this process that many peers may access.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use adverb_verbs::internal::OwnerProcess;
 use adverb_verbs::memory::{Memory, MemoryRegion, SharedMemory};
-use adverb_verbs::{Access, Result};
-use parking_lot::Mutex;
+use adverb_verbs::{Access, Error, Result};
+use parking_lot::{Condvar, Mutex};
 
 use crate::access::RemoteAccess;
 use crate::domains::SharedDomain;
@@ -45,28 +47,136 @@ pub struct SharedRegion(Arc<Inner>);
 
 struct Inner {
     memory: SharedMemory,
+    owner: OwnerProcess,
     is_withdrawn: AtomicBool,
     state: Mutex<State>,
+    /// Notified when a registration attempt ends, and when the last [use](SharedUse) of a withdrawn region ends.
+    changed: Condvar,
+    /// Locked while the region is withdrawn from all peers.
+    withdrawal: Mutex<()>,
+    /// Called before the memory is registered.
+    #[cfg(all(test, feature = "soft", not(loom)))]
+    before_registering: Mutex<Option<BeforeRegistering>>,
 }
+
+#[cfg(all(test, feature = "soft", not(loom)))]
+type BeforeRegistering = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
 #[derive(Default)]
 struct State {
     registrations: Vec<Registration>,
-    /// The connections that expose the memory, or have exposed it.
-    peers: Vec<Weak<dyn Exposer>>,
+    /// The connections that expose the memory, or have exposed it, by their addresses. The weak reference keeps the
+    /// address from being used again.
+    peers: HashMap<usize, Weak<dyn Exposer>>,
+    /// The number of [`SharedUse`]s.
+    use_count: usize,
 }
 
 /// A connection that exposes shared regions.
 pub(crate) trait Exposer: Send + Sync {
     /// Ends the peer's access to a region that is withdrawn from all peers, and releases the registration.
     fn withdraw_region(&self, region: &SharedRegion);
+
+    /// Continues after an attempt to register a region, if the connection waits for it.
+    fn handle_registration_attempt(&self, attempt: &Attempt<'_>);
 }
 
 /// The registration in a shared protection domain.
 struct Registration {
     domain: Weak<SharedDomain>,
     access: Access,
-    region: MemoryRegion,
+    /// `None` while a thread registers the memory, without the lock.
+    region: Option<MemoryRegion>,
+}
+
+impl Registration {
+    fn is_for(&self, domain: &Arc<SharedDomain>, access: Access) -> bool {
+        self.access == access && Weak::as_ptr(&self.domain) == Arc::as_ptr(domain)
+    }
+}
+
+/// A registration of a shared region for one exposure. [`SharedRegion::withdraw`] waits until it is dropped, so its owner
+/// does not keep it during calls that take long.
+pub(crate) struct SharedUse(SharedRegion);
+
+impl SharedUse {
+    pub(crate) fn region(&self) -> &SharedRegion {
+        &self.0
+    }
+}
+
+impl Drop for SharedUse {
+    fn drop(&mut self) {
+        let Inner { state, changed, is_withdrawn, .. } = &*self.0.0;
+        let mut state = state.lock();
+        state.use_count -= 1;
+        if state.use_count == 0 && is_withdrawn.load(Ordering::Relaxed) {
+            changed.notify_all();
+        }
+    }
+}
+
+/// The registration that a connection needs, and does not have.
+#[derive(Clone)]
+pub(crate) struct MissingRegistration {
+    region: SharedRegion,
+    domain: Arc<SharedDomain>,
+    access: Access,
+}
+
+impl MissingRegistration {
+    /// Whether a thread is registering the memory.
+    pub(crate) fn is_in_progress(&self) -> bool {
+        let state = self.region.0.state.lock();
+        let mut known = state.registrations.iter();
+        known.any(|registration| {
+            registration.is_for(&self.domain, self.access) && registration.region.is_none()
+        })
+    }
+
+    /// Lets a thread register the memory, unless one is registering it. The end of the attempt lets the connections
+    /// continue that wait for it.
+    pub(crate) fn start(&self) {
+        let mut state = self.region.0.state.lock();
+        let is_known = state.registrations.iter().any(|known| known.is_for(&self.domain, self.access));
+        if is_known || self.region.is_withdrawn() {
+            return;
+        }
+        self.region.begin_registration(&mut state, &self.domain, self.access);
+        drop(state);
+        let missing = self.clone();
+        let spawned =
+            std::thread::Builder::new().name("adverb-register".to_owned()).spawn(move || missing.run());
+        if spawned.is_err() {
+            self.run();
+        }
+    }
+
+    /// Registers the memory.
+    fn run(&self) {
+        let MissingRegistration { region, domain, access } = self;
+        let mut attempt = Attempt { region, domain, access: *access, error: None };
+        if let Err(error) = region.attempt(domain, *access) {
+            attempt.error = Some(Arc::new(error));
+        }
+    }
+
+    /// Whether an attempt to register memory is the one that this registration waits for.
+    pub(crate) fn is_attempted(&self, attempt: &Attempt<'_>) -> bool {
+        &self.region == attempt.region
+            && Arc::ptr_eq(&self.domain, attempt.domain)
+            && self.access == attempt.access
+    }
+
+    /// Registers the memory, or waits until another thread has registered it.
+    ///
+    /// # Errors
+    ///
+    /// Returns the device's error if the memory can't be registered.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn register_or_wait(&self) -> Result<()> {
+        self.region.registration(&self.domain, self.access).map(drop)
+    }
 }
 
 impl SharedRegion {
@@ -85,8 +195,16 @@ impl SharedRegion {
     }
 
     fn with_memory(memory: SharedMemory) -> SharedRegion {
-        let (is_withdrawn, state) = (AtomicBool::new(false), Mutex::default());
-        SharedRegion(Arc::new(Inner { memory, is_withdrawn, state }))
+        SharedRegion(Arc::new(Inner {
+            memory,
+            owner: OwnerProcess::current(),
+            is_withdrawn: AtomicBool::new(false),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            withdrawal: Mutex::default(),
+            #[cfg(all(test, feature = "soft", not(loom)))]
+            before_registering: Mutex::default(),
+        }))
     }
 
     /// Returns the length in bytes.
@@ -137,14 +255,31 @@ impl SharedRegion {
     /// The memory cannot be exposed again: listeners no longer expose it, and
     /// [`expose_region`](crate::blocking::Connection::expose_region) returns an error. This process can still use it.
     ///
-    /// The call locks each connection that has exposed the memory for a short time, one after the other.
+    /// The call locks each connection that has exposed the memory for a short time, one after the other. If two threads
+    /// withdraw the region at the same time, both calls return when the peers have no access. The call does not wait for a
+    /// registration in progress: no peer has a key of it, and its memory is deregistered when it is complete.
     pub fn withdraw(&self) {
-        self.0.is_withdrawn.store(true, Ordering::SeqCst);
-        let State { registrations, peers } = std::mem::take(&mut *self.0.state.lock());
-        for peer in peers.iter().filter_map(Weak::upgrade) {
+        // In a forked child, the connections are those of the parent.
+        if !self.0.owner.is_current() {
+            return self.0.is_withdrawn.store(true, Ordering::SeqCst);
+        }
+        let _withdrawal = self.0.withdrawal.lock();
+        let (registrations, peers) = {
+            let mut state = self.0.state.lock();
+            // Under the lock, so that no registration is added later.
+            self.0.is_withdrawn.store(true, Ordering::SeqCst);
+            (std::mem::take(&mut state.registrations), std::mem::take(&mut state.peers))
+        };
+        self.0.changed.notify_all();
+        for peer in peers.values().filter_map(Weak::upgrade) {
             peer.withdraw_region(self);
         }
         drop(registrations);
+        // Another thread may be dropping a connection, or releasing a registration without the connection's lock.
+        let mut state = self.0.state.lock();
+        while state.use_count > 0 {
+            self.0.changed.wait(&mut state);
+        }
     }
 
     /// Whether the region was [withdrawn](SharedRegion::withdraw) from all peers.
@@ -152,44 +287,164 @@ impl SharedRegion {
         self.0.is_withdrawn.load(Ordering::SeqCst)
     }
 
-    /// Returns the memory, for a registration that no other connection uses.
-    pub(crate) fn memory(&self) -> &SharedMemory {
-        &self.0.memory
-    }
-
-    /// Returns the registration in a shared domain with these rights. The first call registers the memory.
+    /// Returns the registration in a shared domain with these rights. The first call registers the memory, without a
+    /// lock. Calls that need the same registration meanwhile wait for it, so a thread of a runtime uses
+    /// [`find_registration`](SharedRegion::find_registration). Returns `None` if the region was withdrawn from all peers.
     ///
     /// # Errors
     ///
     /// Returns the device's error if the memory can't be registered.
-    pub(crate) fn registration(&self, domain: &Arc<SharedDomain>, access: Access) -> Result<MemoryRegion> {
+    pub(crate) fn registration(
+        &self,
+        domain: &Arc<SharedDomain>,
+        access: Access,
+    ) -> Result<Option<(MemoryRegion, SharedUse)>> {
+        // The registrations of domains that have ended are dropped after the guard of the lock.
+        let _ended;
         let mut state = self.0.state.lock();
-        state.registrations.retain(|registration| registration.domain.strong_count() > 0);
-        let mut known = state.registrations.iter();
-        let is_same = |registration: &&Registration| {
-            registration.access == access && Weak::as_ptr(&registration.domain) == Arc::as_ptr(domain)
-        };
-        if let Some(registration) = known.find(is_same) {
-            return Ok(registration.region.clone());
+        let is_live = |registration: &Registration| registration.domain.strong_count() > 0;
+        let known = std::mem::take(&mut state.registrations);
+        (state.registrations, _ended) = known.into_iter().partition::<Vec<_>, _>(is_live);
+        loop {
+            if self.is_withdrawn() {
+                return Ok(None);
+            }
+            let mut known = state.registrations.iter();
+            match known.find(|known| known.is_for(domain, access)).map(|known| known.region.clone()) {
+                Some(Some(region)) => return Ok(Some((region, self.begin_use(&mut state)))),
+                Some(None) => self.0.changed.wait(&mut state),
+                None => break,
+            }
         }
+        self.begin_registration(&mut state, domain, access);
+        drop(state);
+        let _attempt = Attempt { region: self, domain, access, error: None };
+        self.attempt(domain, access)
+    }
+
+    /// Adds a registration. The caller drops the lock, and then [attempts](SharedRegion::attempt) it.
+    fn begin_registration(&self, state: &mut State, domain: &Arc<SharedDomain>, access: Access) {
+        state.registrations.push(Registration { domain: Arc::downgrade(domain), access, region: None });
+    }
+
+    /// Registers the memory, without a lock. Returns `None` if the region was withdrawn from all peers meanwhile.
+    fn attempt(
+        &self,
+        domain: &Arc<SharedDomain>,
+        access: Access,
+    ) -> Result<Option<(MemoryRegion, SharedUse)>> {
+        #[cfg(all(test, feature = "soft", not(loom)))]
+        self.call_before_registering()?;
         let region = domain.pool.protection_domain().register(self.0.memory.clone(), access)?;
-        if !self.is_withdrawn() {
-            let (domain, region) = (Arc::downgrade(domain), region.clone());
-            state.registrations.push(Registration { domain, access, region });
+        let mut state = self.0.state.lock();
+        let Some(known) = state.registrations.iter_mut().find(|known| known.is_for(domain, access)) else {
+            // The region is deregistered without the lock.
+            drop(state);
+            return Ok(None);
+        };
+        known.region = Some(region.clone());
+        let shared_use = self.begin_use(&mut state);
+        Ok(Some((region, shared_use)))
+    }
+
+    /// Returns the registration in a shared domain with these rights, if there is one. Never waits for a registration in
+    /// progress.
+    pub(crate) fn find_registration(
+        &self,
+        domain: &Arc<SharedDomain>,
+        access: Access,
+    ) -> Result<(MemoryRegion, SharedUse), MissingRegistration> {
+        let mut state = self.0.state.lock();
+        let mut known = state.registrations.iter();
+        match known.find(|known| known.is_for(domain, access)).and_then(|known| known.region.clone()) {
+            Some(region) => Ok((region, self.begin_use(&mut state))),
+            None => Err(MissingRegistration { region: self.clone(), domain: Arc::clone(domain), access }),
         }
-        Ok(region)
+    }
+
+    /// Registers the memory in a domain that no other connection uses. Returns `None` if the region was withdrawn from all
+    /// peers.
+    pub(crate) fn register_alone(
+        &self,
+        register: impl FnOnce(SharedMemory) -> Result<MemoryRegion>,
+    ) -> Result<Option<(MemoryRegion, SharedUse)>> {
+        let region = register(self.0.memory.clone())?;
+        let mut state = self.0.state.lock();
+        if self.is_withdrawn() {
+            // The region is deregistered without the lock.
+            drop(state);
+            return Ok(None);
+        }
+        let shared_use = self.begin_use(&mut state);
+        Ok(Some((region, shared_use)))
+    }
+
+    fn begin_use(&self, state: &mut State) -> SharedUse {
+        state.use_count += 1;
+        SharedUse(self.clone())
     }
 
     /// Adds a connection that exposes the region.
     pub(crate) fn add_peer(&self, peer: Weak<dyn Exposer>) {
         let peers = &mut self.0.state.lock().peers;
         if peers.len() == peers.capacity() {
-            peers.retain(|peer| peer.strong_count() > 0);
-            // Half of the list is free, so that it is rarely searched.
-            let open = peers.len();
-            peers.reserve(open + 1);
+            peers.retain(|_, peer| peer.strong_count() > 0);
+            // Half of the map is free, so that it is rarely searched.
+            peers.reserve(peers.len() + 1);
         }
-        peers.push(peer);
+        peers.insert(Weak::as_ptr(&peer).addr(), peer);
+    }
+}
+
+#[cfg(all(test, feature = "soft", not(loom)))]
+impl SharedRegion {
+    /// Sets a function that each registration calls first.
+    pub(crate) fn set_before_registering(&self, before: impl Fn() -> Result<()> + Send + Sync + 'static) {
+        *self.0.before_registering.lock() = Some(Arc::new(before));
+    }
+
+    fn call_before_registering(&self) -> Result<()> {
+        let before = self.0.before_registering.lock().clone();
+        before.map_or(Ok(()), |before| before())
+    }
+
+    /// Returns the number of connections that the region knows.
+    pub(crate) fn peer_count(&self) -> usize {
+        self.0.state.lock().peers.len()
+    }
+}
+
+/// An attempt to register the memory. Its end lets the callers and the connections continue that wait for it.
+pub(crate) struct Attempt<'a> {
+    region: &'a SharedRegion,
+    domain: &'a Arc<SharedDomain>,
+    access: Access,
+    /// The error, if no caller returns it.
+    error: Option<Arc<Error>>,
+}
+
+impl Attempt<'_> {
+    /// Returns the error of the device, if the connections that wait for the registration end with it.
+    pub(crate) fn error(&self) -> Option<&Arc<Error>> {
+        self.error.as_ref()
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        let Inner { state, changed, .. } = &*self.region.0;
+        let peers = {
+            let mut state = state.lock();
+            let is_failed =
+                |known: &Registration| known.is_for(self.domain, self.access) && known.region.is_none();
+            // No memory is deregistered here: a failed attempt has no region.
+            state.registrations.retain(|known| !is_failed(known));
+            state.peers.values().filter_map(Weak::upgrade).collect::<Vec<_>>()
+        };
+        changed.notify_all();
+        for peer in peers {
+            peer.handle_registration_attempt(self);
+        }
     }
 }
 

@@ -272,6 +272,19 @@ impl<B: Buf, R: Region> Connection<B, R> {
 
     /// Takes memory back that could not be registered, and ends the connection.
     pub fn handle_register_failed(&mut self, id: RegisterId, memory: RegisterMemory<B, R>) {
+        self.take_back(id, memory);
+        if id.target != RegisterTarget::Ring || id.lane == self.lane_number {
+            self.end(EndReason::OutOfMemory);
+        }
+    }
+
+    /// Takes an exposed region back that can't be registered yet. [`poll_register`](Connection::poll_register) returns it
+    /// again.
+    pub fn handle_register_deferred(&mut self, id: RegisterId, region: R) {
+        self.take_back(id, RegisterMemory::Exposed(region));
+    }
+
+    fn take_back(&mut self, id: RegisterId, memory: RegisterMemory<B, R>) {
         match (id.target, memory) {
             (RegisterTarget::Message(number), RegisterMemory::Message(payload)) => {
                 let items = self.replay.iter_mut().flat_map(|replay| &mut replay.queue);
@@ -284,10 +297,8 @@ impl<B: Buf, R: Region> Connection<B, R> {
             (RegisterTarget::Exposed(number), RegisterMemory::Exposed(region)) => {
                 self.set_exposed(number, region, None);
             }
-            (RegisterTarget::Ring, _) if id.lane != self.lane_number => return,
             _ => {}
         }
-        self.end(EndReason::OutOfMemory);
     }
 
     /// Handles the timeouts that are due.

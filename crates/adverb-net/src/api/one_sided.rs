@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use adverb_verbs::memory::{Memory, MemoryRegion, PoolBuf};
 
-use super::Connection;
+use super::{Connection, register_region};
 use crate::driver::{Announcement, Driver, PendingOp, word_from_buffer};
 use crate::error::{ExposeError, RemoteError, RemoteErrorKind, SendErrorKind};
 use crate::message::SendData;
@@ -24,6 +24,11 @@ impl Connection {
     /// the connection ends.
     ///
     /// The returned region copies bytes in and out, because the peer may change the memory at any time.
+    ///
+    /// The call allocates and registers the memory, which takes time in proportion to its length.
+    $(#[$tasks]
+    /// The first poll of the future does that, and blocks its thread. For large memory, expose a [`SharedRegion`] instead.
+    )?
     ///
     /// # Errors
     ///
@@ -45,7 +50,11 @@ impl Connection {
     /// [finds](Connection::remote_region) it. The peer gets the rights `access`, whatever rights other peers have.
     ///
     /// The memory is registered once for all connections that share a protection domain. The first call for a domain
-    /// registers it, which takes time in proportion to its length.
+    /// registers it, which takes time in proportion to its length, and other calls that need the registration wait for it.
+    $(#[$tasks]
+    /// A thread for blocking calls of the runtime registers it, so other tasks run meanwhile.
+    )?
+    /// To register it earlier, let a [listener](super::ListenerBuilder::expose) with clones of the same options expose it.
     ///
     /// The memory stays exposed until it is [withdrawn](Connection::withdraw), until it is withdrawn from [all
     /// peers](SharedRegion::withdraw), or until the connection ends. The connection keeps the memory allocated until
@@ -63,8 +72,8 @@ impl Connection {
     $(#[$tasks]
     /// # Cancel safety
     ///
-    /// If the future is dropped after its first poll, the memory stays exposed, and the peer is told when a call uses the
-    /// connection.
+    /// If the future is dropped after its first poll, the memory may or may not be exposed. The peer is told when a call
+    /// uses the connection.
     )?
     pub $($async)? fn expose_region(
         &self,
@@ -72,6 +81,7 @@ impl Connection {
         region: &SharedRegion,
         access: RemoteAccess,
     ) -> Result<(), ExposeError> {
+        register_region(&self.driver, region, access)$(.$await)??;
         let announcement = self.driver.expose_region(name, region, access)?;
         Ok(self.announce(announcement)$(.$await)??)
     }
@@ -295,6 +305,11 @@ impl Connection {
     /// [`Pages`](adverb_verbs::memory::Pages) are safe to expose. To expose other memory, such as an arena that the
     /// program has pointers into, implement the unsafe trait [`Memory`], which lists the requirements. The returned
     /// region copies bytes in and out, because the peer may change the memory at any time.
+    ///
+    /// The call registers the memory, which takes time in proportion to its length.
+    $(#[$tasks]
+    /// The first poll of the future does that, and blocks its thread.
+    )?
     ///
     /// # Errors
     ///

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use adverb_net_proto::MAX_NAME_LEN;
+use adverb_net_proto::{MAX_NAME_LEN, RegisterMemory};
 use adverb_verbs::memory::{Memory, MemoryRegion};
 use parking_lot::MutexGuard;
 
@@ -11,7 +11,9 @@ use super::send::refused;
 use super::{Core, Driver, abort};
 use crate::access::RemoteAccess;
 use crate::error::{ConnectionError, ExposeError, SendErrorKind};
-use crate::shared_region::{Exposer, SharedRegion};
+#[cfg(feature = "tokio")]
+use crate::shared_region::MissingRegistration;
+use crate::shared_region::{Attempt, Exposer, SharedRegion};
 
 /// Memory that is exposed, and possibly not announced to the peer yet.
 pub(crate) struct Announcement {
@@ -63,6 +65,7 @@ impl Driver {
         }
         let region = Region::shared(&lane, shared, remote_rights(access));
         let region = region.map_err(|error| ExposeError::memory(self.peer, error))?;
+        let region = region.ok_or(ExposeError::Withdrawn)?;
         let peer = Arc::downgrade(self);
         shared.add_peer(peer);
         let mut core = self.lock();
@@ -71,6 +74,16 @@ impl Driver {
             return Err(ExposeError::Withdrawn);
         }
         self.announce(&mut core, name, region, access.bits())
+    }
+
+    /// Returns the registration that exposing a shared region needs first, unless it exists. Registering takes long.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn missing_registration(
+        &self,
+        shared: &SharedRegion,
+        access: RemoteAccess,
+    ) -> Option<MissingRegistration> {
+        Region::missing_registration(&self.lane(), shared, remote_rights(access))
     }
 
     fn announce(
@@ -84,7 +97,10 @@ impl Driver {
             Ok(number) => number,
             Err((refusal, region)) => {
                 core.released.push(region);
-                return Err(refused(core, refusal).into());
+                let error = refused(core, refusal);
+                // Nothing else may release the region: the connection may have ended.
+                self.advance(core);
+                return Err(error.into());
             }
         };
         self.advance(core);
@@ -152,6 +168,25 @@ impl Driver {
 impl Exposer for Driver {
     fn withdraw_region(&self, shared: &SharedRegion) {
         self.withdraw_if(false, |_, region| region.is_some_and(|region| region.is_part_of(shared)));
+    }
+
+    fn handle_registration_attempt(&self, attempt: &Attempt<'_>) {
+        if !self.is_owned() {
+            return;
+        }
+        let mut core = self.lock();
+        let Some((id, missing)) = core.missing.take() else { return };
+        if missing.is_attempted(attempt)
+            && let Some(error) = attempt.error()
+        {
+            core.note_failure(|peer| ConnectionError::Device { peer, source: Arc::clone(error) });
+            core.connection.handle_register_failed(id, RegisterMemory::Ring { len: 0 });
+        } else {
+            // It may wait for another registration of the region.
+            core.missing = Some((id, missing));
+        }
+        core.has_changes = true;
+        self.advance(&mut core);
     }
 }
 

@@ -42,7 +42,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use adverb_net_proto::{Connection, EndReason, MAX_MESSAGE_SIZE, PhaseKind, Received, SessionId, Time};
+use adverb_net_proto::{
+    Connection, EndReason, MAX_MESSAGE_SIZE, PhaseKind, Received, RegisterId, SessionId, Time,
+};
 use adverb_verbs::internal::{OwnerProcess, Watch};
 use adverb_verbs::memory::Pool;
 use adverb_verbs::{Completion, Status};
@@ -52,6 +54,7 @@ use crate::error::{ConnectError, ConnectionError, RecvError};
 use crate::message::{Message, UnacknowledgedMessage};
 use crate::options::Options;
 use crate::remote::PeerRegion;
+use crate::shared_region::MissingRegistration;
 use crate::wait::Waiters;
 #[cfg(feature = "tokio")]
 use crate::wait::Wakers;
@@ -112,6 +115,8 @@ pub(crate) struct Core {
     operations: operation::Operations,
     /// The windows of the lane that are being bound.
     binds: Binds,
+    /// The registration of a shared region for which the current lane waits. A thread of its own registers the memory.
+    missing: Option<(RegisterId, MissingRegistration)>,
     /// Regions that are to be deregistered without the lock.
     released: Vec<Region>,
     /// Whether waiting callers are to be notified of progress.
@@ -164,6 +169,14 @@ impl Core {
     /// Whether the lane is being drained.
     fn is_draining(&self) -> bool {
         matches!(self.lane_state, LaneState::Draining | LaneState::Stopped)
+    }
+
+    /// Whether the lane waits for the registration of a shared region.
+    fn awaits_registration(&mut self) -> bool {
+        if self.missing.as_ref().is_some_and(|(_, missing)| !missing.is_in_progress()) {
+            self.missing = None;
+        }
+        self.missing.is_some()
     }
 
     /// Returns the time from the last reading of the clock until the connection's next timeout.
@@ -220,6 +233,7 @@ impl Driver {
             peer_addresses: Vec::new(),
             operations: operation::Operations::default(),
             binds: Binds::default(),
+            missing: None,
             released: Vec::new(),
             has_changes: false,
             change_count: 0,

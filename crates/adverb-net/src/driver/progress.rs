@@ -20,6 +20,7 @@ use super::{Core, Driver, Lane, LaneState, abort, describe, lost_buffer, resume}
 use crate::error::ConnectionError;
 use crate::protocol::proof::SEAL_LEN;
 use crate::remote::PeerRegion;
+use crate::shared_region::MissingRegistration;
 
 /// The maximum number of regions that a peer may expose over a lane.
 const MAX_PEER_REGIONS: usize = 4096;
@@ -138,7 +139,8 @@ impl Driver {
                 }
             }
             // Registered memory may need a window, and room for its bind.
-            let register = if core.binds.has_room() { core.connection.poll_register() } else { None };
+            let can_register = core.binds.has_room() && !core.awaits_registration();
+            let register = if can_register { core.connection.poll_register() } else { None };
             let Some(register) = register else { break };
             self.register(core, register);
         }
@@ -152,11 +154,15 @@ impl Driver {
     /// Registers memory without the lock.
     fn register(&self, core: &mut MutexGuard<'_, Core>, register: Register<Buffer, Region>) {
         let (lane, Register { id, memory }) = (core.lane(), register);
+        core.binds.reserved += 1;
         let registered = MutexGuard::unlocked(core, || register_memory(&lane, memory));
+        // A sender may wait for the room.
+        core.has_changes |= !core.binds.has_room();
+        core.binds.reserved -= 1;
         self.update_time(core);
         let now = core.now;
         match registered {
-            Ok(mut region) => {
+            Ok(Registered::Region(mut region)) => {
                 let is_withdrawn = region.is_withdrawn();
                 if !is_withdrawn {
                     core.bind(&lane, &mut region);
@@ -164,6 +170,13 @@ impl Driver {
                 core.connection.handle_registered(id, region, now);
                 if is_withdrawn {
                     core.connection.withdraw(|_, region| region.is_some_and(Region::is_withdrawn));
+                }
+            }
+            Ok(Registered::Missing(region, missing)) => {
+                core.connection.handle_register_deferred(id, region);
+                if Arc::ptr_eq(&core.lane, &lane) {
+                    core.missing = Some((id, missing.clone()));
+                    MutexGuard::unlocked(core, || missing.start());
                 }
             }
             Err(refused) => {
@@ -349,7 +362,7 @@ impl Driver {
     /// Makes a lane the current one.
     pub(super) fn use_lane(&self, core: &mut Core, lane: Arc<Lane>) {
         (core.lane_state, core.is_lane_established) = (LaneState::Active, false);
-        core.lane_status = None;
+        (core.lane_status, core.missing) = (None, None);
         core.waiters.replace_lane();
         core.has_changes = true;
         if let Some(watch) = self.watch.get()
@@ -516,18 +529,27 @@ fn take_buffer(mut requests: Vec<SendRequest>) -> Option<Buffer> {
     requests.pop().and_then(|request| request.into_payload().into_pool_buf()).map(Buffer)
 }
 
+/// The result of registering memory for a lane.
+enum Registered {
+    Region(Region),
+    /// The exposed region is part of a shared region, which is not registered in the lane's protection domain.
+    Missing(Region, MissingRegistration),
+}
+
 /// Registers memory for a lane.
 fn register_memory(
     lane: &Lane,
     memory: RegisterMemory<Buffer, Region>,
-) -> Result<Region, Refused<RegisterMemory<Buffer, Region>, ConnectionError>> {
+) -> Result<Registered, Refused<RegisterMemory<Buffer, Region>, ConnectionError>> {
     let domain = lane.pool.protection_domain();
     let refused = |memory| |error| Box::new((ConnectionError::device(lane.peer, error), memory));
     match memory {
         RegisterMemory::Ring { len } => Region::allocate(lane, len as usize, Access::REMOTE_WRITE)
+            .map(Registered::Region)
             .map_err(refused(RegisterMemory::Ring { len })),
         RegisterMemory::Exposed(mut region) => match region.register_for(lane) {
-            Ok(()) => Ok(region),
+            Ok(None) => Ok(Registered::Region(region)),
+            Ok(Some(missing)) => Ok(Registered::Missing(region, missing)),
             Err(error) => Err(refused(RegisterMemory::Exposed(region))(error)),
         },
         RegisterMemory::Message(payload) => {
@@ -546,7 +568,7 @@ fn register_memory(
                     }
                 }
             };
-            Region::message(lane, buffer).map_err(refused(lost))
+            Region::message(lane, buffer).map(Registered::Region).map_err(refused(lost))
         }
     }
 }

@@ -15,7 +15,7 @@ use super::{Core, Lane, LaneState};
 use crate::access::RemoteAccess;
 use crate::error::BindError;
 use crate::options::Options;
-use crate::shared_region::{Exposure, SharedRegion};
+use crate::shared_region::{Exposure, MissingRegistration, SharedRegion, SharedUse};
 
 /// The maximum number of requests in flight that bind windows. The send queue of a lane with windows has room for them.
 pub(super) const MAX_BINDS: usize = 16;
@@ -28,8 +28,8 @@ pub(super) struct Region {
     /// The remote rights of the peer.
     access: Access,
     grant: Grant,
-    /// The shared region whose memory this is.
-    shared: Option<SharedRegion>,
+    /// The use of the shared region whose memory this is. It ends after the access.
+    shared: Option<SharedUse>,
 }
 
 /// The origin of the peer's access.
@@ -59,11 +59,13 @@ impl Drop for BoundWindow {
 pub(super) struct Binds {
     in_flight: Vec<(u64, Weak<OnceLock<MemoryWindow>>)>,
     last: u64,
+    /// The number of calls that are registering memory without the connection's lock, and then bind a window.
+    pub(super) reserved: usize,
 }
 
 impl Binds {
     pub(super) fn has_room(&self) -> bool {
-        self.in_flight.len() < MAX_BINDS
+        self.in_flight.len() + self.reserved < MAX_BINDS
     }
 
     /// Returns the number of the last bind.
@@ -131,18 +133,40 @@ impl Region {
         Region::register(lane, Access::REMOTE_READ, Access::empty(), |access| buffer.register(access))
     }
 
-    /// Registers memory that many connections expose, unless another connection of the protection domain has registered
-    /// it.
-    pub(super) fn shared(lane: &Lane, shared: &SharedRegion, access: Access) -> Result<Region> {
-        let region = Region::register(lane, access, Access::LOCAL_WRITE, |access| match &lane.shared {
-            Some(domain) => shared.registration(domain, access),
-            None => lane.pool.protection_domain().register(shared.memory().clone(), access),
-        })?;
-        Ok(Region { shared: Some(shared.clone()), ..region })
+    /// Returns the registration of memory that many connections expose. Registers the memory if no other connection of the
+    /// protection domain has registered it. Returns `None` if the memory was withdrawn from all peers.
+    pub(super) fn shared(lane: &Lane, shared: &SharedRegion, access: Access) -> Result<Option<Region>> {
+        let grant = lane.grant()?;
+        let registered = Region::shared_access(lane, access);
+        let found = match &lane.shared {
+            Some(domain) => shared.registration(domain, registered)?,
+            None => {
+                shared.register_alone(|memory| lane.pool.protection_domain().register(memory, registered))?
+            }
+        };
+        Ok(found.map(|(memory, shared)| Region { memory, access, grant, shared: Some(shared) }))
+    }
+
+    /// Returns the registration of memory that many connections expose, if it is missing in the shared domain.
+    #[cfg(feature = "tokio")]
+    pub(super) fn missing_registration(
+        lane: &Lane,
+        shared: &SharedRegion,
+        access: Access,
+    ) -> Option<MissingRegistration> {
+        let domain = lane.shared.as_ref()?;
+        shared.find_registration(domain, Region::shared_access(lane, access)).err()
+    }
+
+    /// Returns the rights with which a shared region is registered for these remote rights.
+    fn shared_access(lane: &Lane, access: Access) -> Access {
+        Access::LOCAL_WRITE | registered_access(lane.has_windows(), access)
     }
 
     /// Registers exposed memory for a lane, if it is not registered for it. Without a lock, because it may take long.
-    pub(super) fn register_for(&mut self, lane: &Lane) -> Result<()> {
+    /// Returns the missing registration of a shared region, which the caller registers without the region: the
+    /// withdrawal from all peers must not wait for that.
+    pub(super) fn register_for(&mut self, lane: &Lane) -> Result<Option<MissingRegistration>> {
         let domain = lane.pool.protection_domain();
         let is_registered = self.memory.protection_domain() == domain;
         let is_granted = match &self.grant {
@@ -152,18 +176,33 @@ impl Region {
         };
         // A region that was withdrawn from all peers is released next.
         if is_registered && is_granted || self.is_withdrawn() {
-            return Ok(());
+            return Ok(None);
         }
-        *self = match &self.shared {
-            Some(shared) => Region::shared(lane, shared, self.access)?,
-            None => Region::register(lane, self.access, Access::LOCAL_WRITE, |access| {
+        let access = self.access;
+        *self = match (&self.shared, &lane.shared) {
+            (Some(shared), Some(domain)) => {
+                let found = shared.region().find_registration(domain, Region::shared_access(lane, access));
+                match found {
+                    Ok(registration) => {
+                        let grant = lane.grant()?;
+                        let (memory, shared) = registration;
+                        Region { memory, access, grant, shared: Some(shared) }
+                    }
+                    Err(missing) => return Ok(Some(missing)),
+                }
+            }
+            (Some(shared), None) => match Region::shared(lane, shared.region(), access)? {
+                Some(region) => region,
+                None => return Ok(None),
+            },
+            (None, _) => Region::register(lane, access, Access::LOCAL_WRITE, |access| {
                 match is_registered && self.memory.access() == access {
                     true => Ok(self.memory.clone()),
                     false => self.memory.register_in(domain, access),
                 }
             })?,
         };
-        Ok(())
+        Ok(None)
     }
 
     /// Whether a window must be bound before the peer has access.
@@ -178,12 +217,12 @@ impl Region {
 
     /// Whether the region is the memory of this shared region.
     pub(super) fn is_part_of(&self, shared: &SharedRegion) -> bool {
-        self.shared.as_ref() == Some(shared)
+        self.shared.as_ref().is_some_and(|known| known.region() == shared)
     }
 
     /// Whether the memory was withdrawn from all peers.
     pub(super) fn is_withdrawn(&self) -> bool {
-        self.shared.as_ref().is_some_and(SharedRegion::is_withdrawn)
+        self.shared.as_ref().is_some_and(|shared| shared.region().is_withdrawn())
     }
 
     /// Returns the buffer of a message, and ends the access to it.
@@ -209,7 +248,7 @@ pub(crate) fn register_exposures(
         }
         let access = registered_access(options.uses_windows(device), remote_rights(*access));
         let registered = region.registration(&domain, Access::LOCAL_WRITE | access);
-        registered.map_err(|error| BindError::region(name, error))?;
+        drop(registered.map_err(|error| BindError::region(name, error))?);
     }
     Ok(())
 }
@@ -250,6 +289,7 @@ impl Core {
             Ok(_) => {
                 let slot = Arc::default();
                 self.binds.in_flight.push((number, Arc::downgrade(&slot)));
+                debug_assert!(self.binds.in_flight.len() <= MAX_BINDS, "the send queue has no room");
                 region.grant = Grant::Window(BoundWindow { access, _window: slot });
             }
             Err(PostError { error, .. }) => {

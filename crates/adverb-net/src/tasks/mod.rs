@@ -19,13 +19,14 @@ use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::net::{ToSocketAddrs, lookup_host};
 
+use crate::access::RemoteAccess;
 use crate::bootstrap::Listening;
 use crate::driver::{Core, Driver};
-use crate::error::{BindError, WaitError};
+use crate::error::{BindError, ExposeError, WaitError};
 use crate::options::Options;
 use crate::readiness::readable_by_tasks;
 use crate::session::{self, Handle, Origin, Paths};
-use crate::shared_region::Exposure;
+use crate::shared_region::{Exposure, SharedRegion};
 use wait::TaskWait;
 
 crate::api::connection!(tasks async await #[doc = ""]);
@@ -149,6 +150,24 @@ impl Drop for Connection {
             // The runtime's epoll descriptor is the parent's, too: dropping the registration would end the parent's.
             std::mem::forget(Arc::clone(&self.events));
         }
+    }
+}
+
+/// Registers a shared region for a connection that exposes it, unless it is registered. That may take long, so another
+/// thread does it.
+async fn register_region(
+    driver: &Driver,
+    region: &SharedRegion,
+    access: RemoteAccess,
+) -> Result<(), ExposeError> {
+    let Some(missing) = driver.missing_registration(region, access) else { return Ok(()) };
+    match tokio::task::spawn_blocking(move || missing.register_or_wait()).await {
+        Ok(registered) => registered.map_err(|error| ExposeError::memory(driver.peer(), error)),
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            // The runtime is shutting down.
+            Err(_) => Ok(()),
+        },
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod shared;
 mod streams;
+mod withdrawals;
 
 use std::io::{ErrorKind, Write};
 use std::net::SocketAddr;

@@ -7,33 +7,33 @@ use super::*;
 use crate::error::{BindError, ConnectionError, ExposeError, RecvError, RemoteError, RemoteErrorKind};
 use crate::shared_region::SharedRegion;
 
-const LEN: usize = 1 << 20;
+pub(super) const LEN: usize = 1 << 20;
 
 /// Returns options for connections that share a domain and do not reconnect.
-fn sharing() -> Options {
+pub(super) fn sharing() -> Options {
     options_without_reconnect().shared_domain(true)
 }
 
 /// Returns the options of a device without windows.
-fn without_windows(options: Options) -> Options {
+pub(super) fn without_windows(options: Options) -> Options {
     Options { without_windows: true, ..options }
 }
 
 /// Returns a region that contains its offsets.
-fn region() -> SharedRegion {
+pub(super) fn region() -> SharedRegion {
     let region = SharedRegion::allocate(LEN).unwrap();
     (0..LEN).step_by(8).for_each(|at| region.write(at, &(at as u64).to_le_bytes()).unwrap());
     region
 }
 
 /// A listener, and both ends of connections to it.
-struct Peers {
-    listener: Listener,
-    clients: Vec<Connection>,
-    servers: Vec<Connection>,
+pub(super) struct Peers {
+    pub(super) listener: Listener,
+    pub(super) clients: Vec<Connection>,
+    pub(super) servers: Vec<Connection>,
 }
 
-fn peers(listener: Listener, options: &Options, count: usize) -> Peers {
+pub(super) fn peers(listener: Listener, options: &Options, count: usize) -> Peers {
     let connector = Connector::new().options(&Options { domains: None, ..options.clone() });
     let mut peers = Peers { listener, clients: Vec::new(), servers: Vec::new() };
     for _ in 0..count {
@@ -49,32 +49,32 @@ fn peers(listener: Listener, options: &Options, count: usize) -> Peers {
 }
 
 /// Connects clients to a listener with these options.
-fn connect(options: &Options, count: usize) -> Peers {
+pub(super) fn connect(options: &Options, count: usize) -> Peers {
     let listener = Listener::builder().options(options).bind(any_port(options)).unwrap();
     peers(listener, options, count)
 }
 
 /// Connects clients to a listener that exposes "chunks" to each of them.
-fn connect_and_expose(options: &Options, region: &SharedRegion, count: usize) -> Peers {
+pub(super) fn connect_and_expose(options: &Options, region: &SharedRegion, count: usize) -> Peers {
     let builder = Listener::builder().options(options).expose("chunks", region, RemoteAccess::READ);
     peers(builder.bind(any_port(options)).unwrap(), options, count)
 }
 
 /// Reads the word at an offset of "chunks".
-fn read(client: &Connection, at: u64) -> Result<u64, RemoteError> {
+pub(super) fn read(client: &Connection, at: u64) -> Result<u64, RemoteError> {
     let bytes = client.remote_region("chunks")?.read(at..at + 8)?;
     Ok(u64::from_le_bytes(bytes[..].try_into().unwrap()))
 }
 
 /// Returns the address of "chunks" for a client.
-fn address(client: &Connection) -> RemoteAddress {
+pub(super) fn address(client: &Connection) -> RemoteAddress {
     let driver = client.driver();
     let region = driver.find_region(&mut driver.lock(), "chunks").unwrap().expect("the region is announced");
     region.remote_addr(0, 8, RemoteAccess::READ).unwrap()
 }
 
 /// Posts a READ that the connection does not know, and that the peer's device must reject.
-fn post_read(client: &Connection, from: RemoteAddress) {
+pub(super) fn post_read(client: &Connection, from: RemoteAddress) {
     let driver = client.driver();
     assert!(driver.post(SendRequest::read(driver.pool().allocate(8).unwrap(), from).tag(2)));
 }

@@ -1,0 +1,279 @@
+//! Registrations of shared regions that take long, and withdrawals at the same time.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Barrier, Mutex};
+
+use adverb_verbs::SoftDevice;
+
+use super::shared::{
+    LEN, address, connect, connect_and_expose, peers, post_read, read, region, sharing, without_windows,
+};
+use super::*;
+use crate::shared_region::SharedRegion;
+
+/// The time after which a call that does not return counts as blocked.
+const BLOCKED: Duration = Duration::from_millis(200);
+
+/// The registrations of a region. Each waits until the test permits it.
+struct Registrations {
+    begun: Receiver<()>,
+    permissions: Sender<()>,
+}
+
+impl Registrations {
+    fn hold(region: &SharedRegion) -> Registrations {
+        let ((begin, begun), (permissions, permitted)) = (channel(), channel::<()>());
+        let permitted = Mutex::new(permitted);
+        region.set_before_registering(move || {
+            // The test may have ended.
+            let _ = begin.send(());
+            let _ = permitted.lock().unwrap().recv();
+            Ok(())
+        });
+        Registrations { begun, permissions }
+    }
+
+    /// Waits until a registration begins.
+    fn wait_for_one(&self) {
+        self.begun.recv_timeout(Duration::from_secs(20)).expect("the memory is registered");
+    }
+
+    fn permit_one(&self) {
+        self.permissions.send(()).unwrap();
+    }
+}
+
+/// Returns options for connections over a device of their own, and a function that returns the number of its regions.
+fn options_of_device() -> (Options, impl Fn() -> usize) {
+    let device = SoftDevice::loopback().open().unwrap();
+    let options = Options::new().device(&device).timeout(Duration::from_secs(60));
+    (options, move || device.resource_counts().unwrap().regions)
+}
+
+#[test]
+fn a_registration_in_progress_blocks_no_other_connection_and_no_withdrawal() {
+    let (options, region_count) = options_of_device();
+    let region = region();
+    let other = connect_and_expose(&options, &region, 1);
+    let count = region_count();
+    let registrations = Registrations::hold(&region);
+    scope(|scope| {
+        let builder = Listener::builder().options(&options).expose("chunks", &region, RemoteAccess::READ);
+        let binding = scope.spawn(move || builder.bind("127.0.0.1:0").unwrap());
+        registrations.wait_for_one();
+        // Another listener accepts, and exposes the region.
+        let _more = peers(other.listener, &options, 1);
+        assert_eq!(read(&other.clients[0], 8).unwrap(), 8);
+        other.servers[0].expose_region("again", &region, RemoteAccess::READ).unwrap();
+        region.withdraw();
+        assert!(!binding.is_finished());
+        registrations.permit_one();
+        drop(binding.join().unwrap());
+    });
+    // The registration of the first listener and that of the second are gone.
+    drop(other.servers);
+    drop(other.clients);
+    assert!(region_count() < count, "{} of {count} regions are registered", region_count());
+}
+
+#[test]
+fn two_listeners_register_a_region_once_in_their_domain() {
+    let (options, region_count) = options_of_device();
+    let (options, region) = (options.shared_domain(true), region());
+    let count = region_count();
+    let registrations = Registrations::hold(&region);
+    scope(|scope| {
+        let bind = || {
+            let builder = Listener::builder().options(&options).expose("chunks", &region, RemoteAccess::READ);
+            builder.bind("127.0.0.1:0").unwrap()
+        };
+        let first = scope.spawn(bind);
+        registrations.wait_for_one();
+        let second = scope.spawn(bind);
+        sleep(BLOCKED);
+        assert!(!second.is_finished());
+        registrations.permit_one();
+        let _listeners = (first.join().unwrap(), second.join().unwrap());
+        assert!(registrations.begun.try_recv().is_err());
+        assert_eq!(region_count(), count + 1);
+    });
+}
+
+/// A session resumes over a listener with another protection domain, in which the region is not registered.
+#[test]
+fn a_session_that_waits_for_a_registration_blocks_no_other_peer() {
+    let options = options();
+    for is_withdrawn in [false, true] {
+        let region = region();
+        let (first, second) = (options.clone().shared_domain(true), options.clone().shared_domain(true));
+        let builder = Listener::builder().options(&first).expose("chunks", &region, RemoteAccess::READ);
+        let listener = builder.bind(any_port(&options)).unwrap();
+        let next = Listener::builder().options(&second).bind(any_port(&options)).unwrap();
+        let connector = Connector::new().options(&options).alternate_addr(next.local_addr().to_string());
+        let connect = |listener: &Listener| {
+            scope(|scope| {
+                let client = scope.spawn(|| connector.connect(listener.local_addr()).unwrap());
+                let server = listener.accept().unwrap();
+                (client.join().unwrap(), server)
+            })
+        };
+        let ends = [connect(&listener), connect(&listener)];
+        ends.iter().for_each(|(client, _)| assert_eq!(read(client, 8).unwrap(), 8));
+        let registrations = Registrations::hold(&region);
+        listener.stop();
+        scope(|scope| {
+            let accepted = scope.spawn(|| next.accept().unwrap());
+            let waiting = ends.each_ref().map(|(client, server)| {
+                client.driver().fail_lane();
+                [client, server].map(|end| scope.spawn(|| end.recv_timeout(Duration::from_secs(20))))
+            });
+            registrations.wait_for_one();
+            // Another peer connects, and the region can be withdrawn.
+            let other = Connector::new().options(&options).connect(next.local_addr()).unwrap();
+            let accepted = accepted.join().unwrap();
+            accepted.send(b"hello").unwrap();
+            assert_eq!(&other.recv().unwrap().unwrap()[..], b"hello");
+            if is_withdrawn {
+                region.withdraw();
+            }
+            registrations.permit_one();
+            let _stop = Stop(&next);
+            scope.spawn(|| next.accept().map(drop));
+            for ((client, server), waiting) in ends.iter().zip(waiting) {
+                while client.driver().lane_number() == 0 {
+                    sleep(Duration::from_millis(1));
+                }
+                match is_withdrawn {
+                    false => assert_eq!(read(client, 16).unwrap(), 16),
+                    true => {
+                        let driver = client.driver();
+                        assert!(driver.find_region(&mut driver.lock(), "chunks").unwrap().is_none());
+                    }
+                }
+                client.send(b"done").unwrap();
+                server.send(b"done").unwrap();
+                waiting.into_iter().for_each(|waiting| drop(waiting.join().unwrap().unwrap()));
+            }
+        });
+        assert!(registrations.begun.try_recv().is_err());
+    }
+}
+
+#[test]
+fn a_session_ends_if_a_region_cannot_be_registered_for_another_lane() {
+    let (options, region) = (options(), region());
+    let [first, second] = [(); 2].map(|()| options.clone().shared_domain(true));
+    let builder = Listener::builder().options(&first).expose("chunks", &region, RemoteAccess::READ);
+    let listener = builder.bind(any_port(&options)).unwrap();
+    let next = Listener::builder().options(&second).bind(any_port(&options)).unwrap();
+    let connector = Connector::new().options(&options).alternate_addr(next.local_addr().to_string());
+    scope(|scope| {
+        let client = scope.spawn(|| connector.connect(listener.local_addr()).unwrap());
+        let server = listener.accept().unwrap();
+        let client = client.join().unwrap();
+        region.set_before_registering(|| {
+            let source = std::io::ErrorKind::OutOfMemory.into();
+            Err(adverb_verbs::Error::Allocation { len: LEN, source })
+        });
+        listener.stop();
+        scope.spawn(|| next.accept().map(drop));
+        let _stop = Stop(&next);
+        client.driver().fail_lane();
+        let waiting = scope.spawn(move || client.recv().map(drop));
+        let error = server.recv().unwrap_err();
+        assert!(matches!(error, RecvError::ConnectionLost(ConnectionError::Device { .. })), "{error:?}");
+        drop(server);
+        assert!(waiting.join().unwrap().is_err());
+    });
+}
+
+#[test]
+fn concurrent_withdrawals_return_when_no_peer_has_access() {
+    for options in [sharing(), without_windows(sharing())] {
+        let region = region();
+        let peers = connect_and_expose(&options, &region, 1);
+        assert_eq!(read(&peers.clients[0], 8).unwrap(), 8);
+        let from = address(&peers.clients[0]);
+        scope(|scope| {
+            // The first withdrawal waits for the connection's lock.
+            let core = peers.servers[0].driver().lock();
+            let first = scope.spawn(|| region.withdraw());
+            while !region.is_withdrawn() {
+                std::thread::yield_now();
+            }
+            let second = scope.spawn(|| region.withdraw());
+            sleep(BLOCKED);
+            assert!(!first.is_finished() && !second.is_finished());
+            drop(core);
+            second.join().unwrap();
+            post_read(&peers.clients[0], from);
+            assert!(peers.clients[0].recv().is_err());
+        });
+    }
+}
+
+#[test]
+fn a_connection_that_exposes_a_region_again_and_again_is_known_once() {
+    let region = region();
+    let peers = connect(&sharing(), 2);
+    for _ in 0..100 {
+        for (client, server) in peers.clients.iter().zip(&peers.servers) {
+            server.expose_region("chunks", &region, RemoteAccess::READ).unwrap();
+            client.remote_region("chunks").unwrap();
+            assert!(server.withdraw("chunks"));
+        }
+    }
+    assert_eq!(region.peer_count(), 2);
+    // Connections that have ended are forgotten when others are added.
+    drop(peers);
+    for _ in 0..10 {
+        connect(&sharing(), 1).servers[0].expose_region("chunks", &region, RemoteAccess::READ).unwrap();
+    }
+    assert!(region.peer_count() < 8, "{} connections are known", region.peer_count());
+}
+
+#[tokio::test]
+async fn other_tasks_run_while_a_region_is_registered() {
+    let (region, options) = (region(), sharing());
+    let listener = crate::Listener::builder().options(&options).bind(any_port(&options)).await.unwrap();
+    let connector = crate::Connector::new().options(&options);
+    let (client, server) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
+    let (client, server) = (client.unwrap(), server.unwrap());
+    let registrations = Registrations::hold(&region);
+    let permit = async {
+        while registrations.begun.try_recv().is_err() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        registrations.permit_one();
+    };
+    let expose = server.expose_region("chunks", &region, RemoteAccess::READ);
+    let (exposed, ()) = tokio::time::timeout(Duration::from_secs(20), async { tokio::join!(expose, permit) })
+        .await
+        .expect("the runtime is not blocked");
+    exposed.unwrap();
+    let chunks = client.remote_region("chunks").await.unwrap();
+    assert_eq!(chunks.read(8..16).await.unwrap()[..], 8_u64.to_le_bytes());
+}
+
+/// A connection asserts that no more windows are being bound than its send queue has room for.
+#[test]
+fn many_threads_expose_regions_at_once() {
+    const THREADS: usize = 20;
+    let region = region();
+    let peers = connect(&sharing(), 1);
+    let (client, server) = (&peers.clients[0], &peers.servers[0]);
+    for round in 0..5 {
+        let barrier = Barrier::new(THREADS);
+        scope(|scope| {
+            for number in 0..THREADS {
+                let (region, barrier) = (&region, &barrier);
+                scope.spawn(move || {
+                    let name = format!("{round} {number}");
+                    barrier.wait();
+                    server.expose_region(&name, region, RemoteAccess::READ).unwrap();
+                    assert_eq!(client.remote_region(&name).unwrap().read(8..9).unwrap()[..], [8]);
+                });
+            }
+        });
+    }
+}
