@@ -44,6 +44,18 @@ impl SharedDomains {
         domains.push(Arc::clone(&domain));
         Ok(domain)
     }
+
+    /// Removes the domain of a device that has failed or was removed. When the device is back, it gets another domain: the
+    /// name of RDMA hardware stays the same.
+    pub(crate) fn remove(&self, device: &Device) {
+        let is_other =
+            |domain: &Arc<SharedDomain>| !is_same_device(domain.pool.protection_domain().device(), device);
+        // The last handle of a domain is dropped without the lock.
+        let _removed;
+        let mut domains = self.0.lock();
+        let known = std::mem::take(&mut *domains);
+        (*domains, _removed) = known.into_iter().partition::<Vec<_>, _>(is_other);
+    }
 }
 
 impl fmt::Debug for SharedDomains {
@@ -51,5 +63,24 @@ impl fmt::Debug for SharedDomains {
         let domains = self.0.lock();
         let devices = domains.iter().map(|domain| domain.pool.protection_domain().device().name().to_owned());
         f.debug_list().entries(devices).finish()
+    }
+}
+
+#[cfg(all(test, feature = "soft", not(loom)))]
+mod tests {
+    use adverb_verbs::SoftDevice;
+
+    use super::*;
+
+    #[test]
+    fn a_device_that_has_failed_gets_another_domain() {
+        let devices = [(); 2].map(|()| SoftDevice::loopback().open().unwrap());
+        let domains = SharedDomains::default();
+        let get = |number: usize| domains.get(&devices[number], None).unwrap();
+        let (failed, other) = (get(0), get(1));
+        assert!(Arc::ptr_eq(&failed, &get(0)));
+        domains.remove(&devices[0]);
+        assert!(!Arc::ptr_eq(&failed, &get(0)));
+        assert!(Arc::ptr_eq(&other, &get(1)));
     }
 }

@@ -11,7 +11,7 @@ use adverb_verbs::cm::{CmHandle, ConnectionEvent};
 use adverb_verbs::internal::{OwnerProcess, Watch, wait_either};
 use adverb_verbs::memory::Pool;
 use adverb_verbs::{
-    Access, CompletionQueue, ConnectOptions, Device, Endpoint, PathMtu, ProtectionDomain, QueuePair,
+    Access, CompletionQueue, ConnectOptions, Device, Endpoint, Error, PathMtu, ProtectionDomain, QueuePair,
     QueuePairBuilder, RecvRequest, Result,
 };
 
@@ -37,6 +37,19 @@ impl LaneParts {
     /// Creates the resources of a lane on this device, and a queue pair, whose builder `make` returns. The queue pair
     /// has one receive, for the peer's hello, and grants the peer no rights until the peer is authenticated.
     pub(crate) fn new(
+        device: &Device,
+        peer: SocketAddr,
+        options: &Options,
+        make: impl FnOnce(&ProtectionDomain) -> Result<QueuePairBuilder>,
+    ) -> Result<(LaneParts, QueuePair)> {
+        let created = LaneParts::create(device, peer, options, make);
+        if let (Err(Error::DeviceFailed { .. }), Some(domains)) = (&created, &options.domains) {
+            domains.remove(device);
+        }
+        created
+    }
+
+    fn create(
         device: &Device,
         peer: SocketAddr,
         options: &Options,
