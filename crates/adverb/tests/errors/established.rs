@@ -133,6 +133,20 @@ fn show_remote() {
     show("19: remote access to a word that is not aligned", error);
     // The connection is still usable.
     assert_eq!(memory.read(0..8).unwrap().len(), 8);
+
+    // A withdrawal has no effect on the rest of a connection whose peers get memory windows.
+    let (left, right) = pair(&options(), &options().shared_domain(true));
+    let _memory = right.expose("memory", 4096, RemoteAccess::READ).unwrap();
+    let memory = left.remote_region("memory").unwrap();
+    assert!(right.withdraw("memory"));
+    right.send(b"withdrawn").unwrap();
+    assert_eq!(&left.recv().unwrap().unwrap()[..], b"withdrawn");
+    let error = memory.read(0..8).unwrap_err();
+    let RemoteErrorKind::Withdrawn { peer } = error.kind else { panic!("{error:?}") };
+    assert_eq!(peer, left.peer_addr());
+    show("19: remote access to memory that the peer has withdrawn", error);
+    left.send(b"still usable").unwrap();
+    assert_eq!(&right.recv().unwrap().unwrap()[..], b"still usable");
 }
 
 fn reconnecting_options() -> Options {
