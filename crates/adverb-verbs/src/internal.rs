@@ -96,8 +96,10 @@ impl WindowAccess {
     }
 
     /// Deallocates the window, which ends the access. If the bind is in flight, it may fail, and the queue pair with it.
-    pub fn revoke(&self) {
-        self.window.free();
+    /// Returns `false` if the device could not deallocate the window: the access may then continue until the queue pair is
+    /// destroyed.
+    pub fn revoke(&self) -> bool {
+        self.window.free()
     }
 }
 

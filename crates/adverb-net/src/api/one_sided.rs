@@ -101,6 +101,7 @@ impl Connection {
     /// always if the connection [shares](Options::shared_domain) its protection domain, and its device has windows.
     /// Otherwise, this side fails the queue pair itself, so that the connection reconnects without the memory, or ends
     /// with [`ConnectionError::MemoryWithdrawn`](crate::ConnectionError::MemoryWithdrawn).
+    /// It does the same if the device fails to free the window.
     /// On a device without windows, or with a shared [pool](Options::pool) alone, a peer that remembers the key of memory
     /// in a shared domain can use it over another queue pair, also over one of its later connections, as long as the
     /// memory is registered.

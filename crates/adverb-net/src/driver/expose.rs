@@ -6,7 +6,7 @@ use adverb_net_proto::{MAX_NAME_LEN, RegisterMemory};
 use adverb_verbs::memory::{Memory, MemoryRegion};
 use parking_lot::MutexGuard;
 
-use super::region::{Region, remote_rights};
+use super::region::{Region, Revocation, remote_rights};
 use super::send::refused;
 use super::{Core, Driver, abort};
 use crate::access::RemoteAccess;
@@ -132,7 +132,9 @@ impl Driver {
         self.withdraw_if(true, |exposed, _| exposed == name)
     }
 
-    /// Withdraws exposed memory. Ends the lane if `ends_lane` is set and nothing else ends the peer's access.
+    /// Withdraws exposed memory. Ends the lane if the device fails to end the access, or if `ends_lane` is set and nothing
+    /// else ends it. The access through windows has ended when the lock is released, so a concurrent withdrawal that finds
+    /// nothing returns no earlier.
     fn withdraw_if(
         &self,
         ends_lane: bool,
@@ -144,14 +146,18 @@ impl Driver {
         let mut core = self.lock();
         // Requests that bound windows hold registrations until they are polled.
         self.drive(&mut core);
-        let (mut is_found, mut is_revocable) = (false, true);
+        let (mut is_found, mut is_registered, mut has_failed) = (false, false, false);
         let is_known = core.connection.withdraw(|name, region| {
             let is_withdrawn = is_withdrawn(name, region);
-            is_found |= is_withdrawn;
-            is_revocable &= !is_withdrawn || region.is_some_and(Region::is_revocable);
+            if is_withdrawn {
+                is_found = true;
+                let revocation = region.map_or(Revocation::Registered, Region::revoke);
+                is_registered |= revocation == Revocation::Registered;
+                has_failed |= revocation == Revocation::Failed;
+            }
             is_withdrawn
         });
-        if is_known && !is_revocable && ends_lane {
+        if has_failed || is_known && is_registered && ends_lane {
             core.note_failure(|peer| ConnectionError::MemoryWithdrawn { peer });
             if core.connection.session().is_none() {
                 abort(&mut core);

@@ -28,6 +28,8 @@ pub(super) use hello::{Established, FindSession, HelloExchange, LanePurpose};
 pub(super) use lane::{Lane, LaneParts};
 pub(super) use operation::{PendingOp, word_from_buffer};
 pub(super) use region::register_exposures;
+#[cfg(all(test, feature = "soft", not(loom)))]
+pub(super) use region::with_revocation_failure;
 pub(super) use resume::{LaneRequest, LaneSource};
 pub(super) use send::{Outgoing, Sent};
 #[cfg(feature = "tokio")]

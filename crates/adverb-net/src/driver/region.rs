@@ -48,10 +48,47 @@ struct BoundWindow {
     _window: Arc<OnceLock<MemoryWindow>>,
 }
 
+impl BoundWindow {
+    /// Frees the window. Returns `false` if the device fails to do that.
+    fn revoke(&self) -> bool {
+        #[cfg(all(test, feature = "soft", not(loom)))]
+        if FAILING_REVOCATION.take() {
+            return false;
+        }
+        self.access.revoke()
+    }
+}
+
 impl Drop for BoundWindow {
     fn drop(&mut self) {
-        self.access.revoke();
+        // If the device fails to free the window, it does not deregister the memory either, which is then never freed.
+        let _ = self.revoke();
     }
+}
+
+/// The result of revoking the access to a region.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Revocation {
+    /// The peer has no access.
+    Revoked,
+    /// The peer has access as long as the memory is registered.
+    Registered,
+    /// The device did not free the window, so the peer may have access until the queue pair is destroyed.
+    Failed,
+}
+
+#[cfg(all(test, feature = "soft", not(loom)))]
+thread_local! {
+    static FAILING_REVOCATION: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Runs `work`, in which the first revocation on this thread fails.
+#[cfg(all(test, feature = "soft", not(loom)))]
+pub(crate) fn with_revocation_failure<T>(work: impl FnOnce() -> T) -> T {
+    FAILING_REVOCATION.set(true);
+    let result = work();
+    assert!(!FAILING_REVOCATION.take(), "no window was revoked");
+    result
 }
 
 /// The windows of a lane whose binds are in flight.
@@ -210,9 +247,13 @@ impl Region {
         matches!(self.grant, Grant::Unbound(_))
     }
 
-    /// Whether dropping the region certainly ends the access of the peer.
-    pub(super) fn is_revocable(&self) -> bool {
-        !matches!(self.grant, Grant::Registration)
+    /// Ends the access of the peer, if a window grants it.
+    pub(super) fn revoke(&self) -> Revocation {
+        match &self.grant {
+            Grant::Registration => Revocation::Registered,
+            Grant::Window(window) if !window.revoke() => Revocation::Failed,
+            Grant::Window(_) | Grant::Unbound(_) => Revocation::Revoked,
+        }
     }
 
     /// Whether the region is the memory of this shared region.

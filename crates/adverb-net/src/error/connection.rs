@@ -88,8 +88,8 @@ pub enum ConnectionError {
         /// The event that the device has reported, if it has reported one.
         event: Option<DeviceEvent>,
     },
-    /// This side has [withdrawn](crate::blocking::Connection::withdraw) memory that was exposed without a memory window.
-    /// Only the end of the queue pair ends the peer's access.
+    /// This side has [withdrawn](crate::blocking::Connection::withdraw) memory that was exposed without a memory window,
+    /// or whose window the device failed to free. Only the end of the queue pair ends the peer's access.
     #[error("this side withdrew memory from {peer}, which ended the queue pair")]
     MemoryWithdrawn {
         /// The peer's address.

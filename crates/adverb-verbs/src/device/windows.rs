@@ -145,7 +145,7 @@ impl DeviceWindow {
         let mut state = self.lock();
         match (state.phase, outcome.status, outcome.opcode) {
             // The request may be a receive, if the program used the window as its payload. Freeing is always safe.
-            (_, 1.., _) => self.free_locked(&mut state),
+            (_, 1.., _) => _ = self.free_locked(&mut state),
             (Phase::Binding, 0, opcode::BIND_WINDOW) => {
                 self.backend.set_rkey(state.rkey);
                 state.phase = Phase::Bound;
@@ -169,9 +169,10 @@ impl DeviceWindow {
         }
     }
 
-    /// Deallocates the window, which ends all access.
-    pub(crate) fn free(&self) {
-        self.free_locked(&mut self.lock());
+    /// Deallocates the window, which ends all access. Returns `false` if that fails. Without effect if the window was
+    /// deallocated before.
+    pub(crate) fn free(&self) -> bool {
+        self.free_locked(&mut self.lock())
     }
 
     /// Deallocates the window if it is bound, or being bound, on this queue pair.
@@ -179,22 +180,24 @@ impl DeviceWindow {
         let mut state = self.lock();
         // The window may have been freed, or bound on another queue pair, since it was found.
         if state.queue_pair == Some(queue_pair) {
-            self.free_locked(&mut state);
+            let _ = self.free_locked(&mut state);
         }
     }
 
-    fn free_locked(&self, state: &mut State) {
+    fn free_locked(&self, state: &mut State) -> bool {
         self.unregister(state);
         if state.phase == Phase::Freed {
-            return;
+            return true;
         }
         state.phase = Phase::Freed;
-        if let Err(error) = self.backend.free() {
+        let freed = self.backend.free();
+        if let Err(error) = &freed {
             // Deregistering the region fails, too, and its memory is then never freed.
             log_without_unwinding(
-                || tracing::error!(error = %WithCauses(&error), "freeing a memory window failed"),
+                || tracing::error!(error = %WithCauses(error), "freeing a memory window failed"),
             );
         }
+        freed.is_ok()
     }
 
     /// Removes the window from the device's list. The caller holds the lock of the state, so lists and states agree.

@@ -9,6 +9,7 @@ use super::shared::{
     LEN, address, connect, connect_and_expose, peers, post_read, read, region, sharing, without_windows,
 };
 use super::*;
+use crate::driver::with_revocation_failure;
 use crate::shared_region::SharedRegion;
 
 /// The time after which a call that does not return counts as blocked.
@@ -253,6 +254,32 @@ async fn other_tasks_run_while_a_region_is_registered() {
     exposed.unwrap();
     let chunks = client.remote_region("chunks").await.unwrap();
     assert_eq!(chunks.read(8..16).await.unwrap()[..], 8_u64.to_le_bytes());
+}
+
+/// If the device does not free a window, the end of the queue pair ends the access.
+#[test]
+fn a_window_that_is_not_freed_fails_the_lane() {
+    for is_withdrawn_from_all in [false, true] {
+        let region = region();
+        let peers = connect_and_expose(&sharing(), &region, 2);
+        let [first, second] = &peers.clients[..] else { unreachable!() };
+        assert_eq!((read(first, 8).unwrap(), read(second, 8).unwrap()), (8, 8));
+        with_revocation_failure(|| match is_withdrawn_from_all {
+            false => assert!(peers.servers[0].withdraw("chunks")),
+            true => region.withdraw(),
+        });
+        let ended = peers.servers.iter().filter(|server| {
+            matches!(
+                server.recv_timeout(BLOCKED),
+                Err(RecvError::ConnectionLost(ConnectionError::MemoryWithdrawn { .. }))
+            )
+        });
+        assert_eq!(ended.count(), 1);
+        if !is_withdrawn_from_all {
+            assert!(first.recv().is_err());
+            assert_eq!(read(second, 16).unwrap(), 16);
+        }
+    }
 }
 
 /// A connection asserts that no more windows are being bound than its send queue has room for.
