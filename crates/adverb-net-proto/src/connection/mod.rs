@@ -465,6 +465,16 @@ impl<B: Buf, R: Region> Connection<B, R> {
         }
     }
 
+    /// Whether a frame in a batch of its own would be posted at once.
+    fn can_post_frame(&self, frame: &Frame) -> bool {
+        let is_full = self.replay.as_ref().is_some_and(|replay| replay.is_full());
+        let Phase::Established { lane, peer } = &self.phase else { return false };
+        self.send.batch.is_none()
+            && !is_full
+            && peer.ring.fits(frame.frame_len() as u32)
+            && lane.queue.has_room(1)
+    }
+
     /// Whether a [rendezvous message](Connection::send_region) would be taken at once.
     pub fn can_send_region(&self) -> bool {
         let len = frame_len(RENDEZVOUS_LEN);

@@ -44,24 +44,26 @@ impl<B: Buf, R: Region> Connection<B, R> {
         self.exposed.iter().skip(announced).all(|item| item.number != number)
     }
 
-    /// Withdraws the named regions for which `is_withdrawn` returns `true`. It is called with the name of each region,
-    /// and the region unless the driver is registering it. [`Event::Release`] returns the regions at once, and the peer
-    /// is told in order with the messages. Returns whether a region was withdrawn that the peer knows.
-    pub fn withdraw(&mut self, mut is_withdrawn: impl FnMut(&str, Option<&R>) -> bool) -> bool {
+    /// Withdraws the regions for which `is_withdrawn` returns `true`. It is called with the number of each region, the
+    /// name unless the region is found by its addresses, and the region unless the driver is registering it.
+    /// [`Event::Release`] returns the regions at once, and the peer is told of named regions in order with the messages.
+    /// Returns whether a region was withdrawn that the peer knows.
+    pub fn withdraw(&mut self, mut is_withdrawn: impl FnMut(u64, Option<&str>, Option<&R>) -> bool) -> bool {
         let announced = self.announced_count();
         let mut names = VecDeque::new();
         let mut kept: Vec<Exposed<R>> = Vec::with_capacity(self.exposed.len());
         let mut kept_announced = 0;
         for (index, item) in std::mem::take(&mut self.exposed).into_iter().enumerate() {
             let is_announced = index < announced;
-            if !item.is_named() || !is_withdrawn(&item.name, item.region()) {
+            let name = item.is_named().then_some(&*item.name);
+            if !is_withdrawn(item.number, name, item.region()) {
                 kept_announced += usize::from(is_announced);
                 // The peer finds this region by the name, and no earlier one.
                 names.retain(|name| !is_announced || !item.is_named() || *name != item.name);
                 kept.push(item);
                 continue;
             }
-            if is_announced {
+            if is_announced && item.is_named() {
                 names.push_back(item.name.clone());
             }
             if mutant!(WithdrawnKept) {
@@ -128,6 +130,11 @@ impl<B: Buf, R: Region> Connection<B, R> {
                 return;
             }
             let frame = expose_frame(&item.name, region, item.rights);
+            // The peer can't be told of a withdrawal of addresses. So their frame does not wait for credits in a batch:
+            // without them, the peer never learns of a region that is withdrawn.
+            if !item.is_named() && !self.can_post_frame(&frame) {
+                return self.flush();
+            }
             let name = item.name.clone();
             if !self.add_frame(memory, &frame, Tag::Frames, copy(name.as_bytes())) {
                 return;

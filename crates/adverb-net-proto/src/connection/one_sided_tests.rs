@@ -1,6 +1,7 @@
 //! One-sided access, streams, and the numbers of writes.
 
 use super::*;
+use crate::frame::BY_ADDRESS;
 
 const TABLE: &[u8] = &[5; 64];
 
@@ -15,7 +16,7 @@ impl Pair {
     }
 
     fn withdraw(&mut self, side: usize, name: &str) -> bool {
-        self.side(side).0.withdraw(|exposed, _| exposed == name)
+        self.side(side).0.withdraw(|_, exposed, _| exposed == Some(name))
     }
 
     /// Returns the name and the key of each region that the other side has announced to this side: the key 0 if it has
@@ -128,11 +129,11 @@ fn a_region_that_is_withdrawn_while_it_is_registered_is_released() {
     let Register { id, memory } = connection.poll_register().expect("the region");
     let RegisterMemory::Exposed(region) = memory else { panic!("{memory:?}") };
     let mut seen = Vec::new();
-    connection.withdraw(|name, region| {
-        seen.push((name.to_owned(), region.is_some()));
+    connection.withdraw(|number, name, region| {
+        seen.push((number, name.map(str::to_owned), region.is_some()));
         true
     });
-    assert_eq!(seen, [("a".to_owned(), false)]);
+    assert_eq!(seen, [(0, Some("a".to_owned()), false)]);
     connection.handle_registered(id, region.clone(), Time::ZERO);
     assert_eq!(connection.poll_event(), Some(Event::Release(region)));
     assert!(!connection.has_output() || connection.poll_register().is_none());
@@ -145,7 +146,7 @@ fn a_name_that_refers_to_a_later_region_is_not_withdrawn() {
     pair.expose(0, "a").expect("an open connection");
     pair.run();
     let mut count = 0;
-    pair.side(0).0.withdraw(|_, _| {
+    pair.side(0).0.withdraw(|_, _, _| {
         count += 1;
         count == 1
     });
@@ -236,4 +237,38 @@ fn a_side_whose_peer_has_closed_sends_no_close() {
         assert!(!matches!(post, Post::Write { tag: Tag::Close, .. }), "{post:?}");
     }
     assert!(!connection.has_output() || connection.is_closing());
+}
+
+/// Without credits, the peer never learns of addresses that are withdrawn.
+#[test]
+fn addresses_are_announced_with_the_first_credits() {
+    let mut pair = Pair::new(small());
+    // The peer receives nothing, so the credits run out.
+    let mut unread = 0;
+    while pair.side(0).0.can_post(40) {
+        pair.send(0, &[7; 40]).expect("credits");
+        pair.run();
+        unread += 1;
+    }
+    let (connection, memory) = pair.side(0);
+    let mut numbers = Vec::new();
+    for _ in 0..2 {
+        let region = memory.register(TABLE.to_vec());
+        numbers.push(connection.expose("", region, 3 | BY_ADDRESS).expect("an open connection"));
+    }
+    pair.run();
+    assert!(!pair.side(0).0.is_announced(numbers[0]));
+    assert!(!pair.side(0).0.withdraw(|number, name, _| number == numbers[0] && name.is_none()));
+    while !pair.side(0).0.is_announced(numbers[1]) {
+        pair.recv_bytes(1);
+        pair.run();
+        unread -= 1;
+    }
+    (0..unread).for_each(|_| drop(pair.recv_bytes(1)));
+    pair.run();
+    assert_eq!(pair.exposed(1).len(), 1);
+    // The peer can't be told of a withdrawal now.
+    assert!(pair.side(0).0.withdraw(|_, name, _| name.is_none()));
+    pair.run();
+    assert_eq!(pair.exposed(1).len(), 1);
 }

@@ -34,11 +34,12 @@ impl Connection {
     ///
     /// - Returns [`ExposeError::NameTooLong`] if the name has more than 64 bytes.
     /// - Returns [`ExposeError::Memory`] if the memory cannot be allocated or registered.
-    /// - Returns [`ExposeError::Send`] with the errors of [`send`](Connection::send).
+    /// - Returns [`ExposeError::Send`] with the errors of [`send`](Connection::send). If the peer grants no credits within
+    ///   [`Options::timeout`], the memory is not exposed.
     $(#[$tasks]
     /// # Cancel safety
     ///
-    /// If the future is dropped, the memory may or may not be exposed.
+    /// If the future is dropped, the memory is withdrawn.
     )?
     pub $($async)? fn expose(&self, name: &str, len: usize, access: RemoteAccess) -> Result<MemoryRegion, ExposeError> {
         let (region, announcement) = self.driver.expose(name, len, access)?;
@@ -67,13 +68,12 @@ impl Connection {
     ///   [`Options::shared_domain`].
     /// - Returns [`ExposeError::Withdrawn`] if the region was withdrawn from all peers.
     /// - Returns [`ExposeError::Memory`] if the memory cannot be registered, or the device has no window left.
-    /// - Returns [`ExposeError::Send`] with the errors of [`send`](Connection::send). After a timeout, the memory stays
-    ///   exposed: the peer is told when it grants credits.
+    /// - Returns [`ExposeError::Send`] with the errors of [`send`](Connection::send). If the peer grants no credits within
+    ///   [`Options::timeout`], the memory is [withdrawn](Connection::withdraw).
     $(#[$tasks]
     /// # Cancel safety
     ///
-    /// If the future is dropped after its first poll, the memory may or may not be exposed. The peer is told when a call
-    /// uses the connection.
+    /// If the future is dropped, the memory is [withdrawn](Connection::withdraw). It may stay registered.
     )?
     pub $($async)? fn expose_region(
         &self,
@@ -114,7 +114,7 @@ impl Connection {
     }
 
     /// Waits until the announcement of exposed memory is posted.
-    $($async)? fn announce(&self, mut announcement: Announcement) -> Result<(), SendErrorKind> {
+    $($async)? fn announce(&self, mut announcement: Announcement<'_>) -> Result<(), SendErrorKind> {
         let timeout = self.driver.options.timeout;
         self.wait(timeout, |driver, core| driver.is_announced(core, &mut announcement))$(.$await)?
     }
@@ -316,11 +316,13 @@ impl Connection {
     ///
     /// - Returns an error if the memory cannot be registered, or if the offset of `base` within its page differs from
     ///   that of the memory. For `Pages`, `base` must be the start of a page.
-    /// - Returns the errors of [`send`](Connection::send).
+    /// - Returns the errors of [`send`](Connection::send). If the peer grants no credits within [`Options::timeout`], the
+    ///   memory is not exposed.
     $(#[$tasks]
     /// # Cancel safety
     ///
-    /// If the future is dropped, the memory may or may not be exposed.
+    /// If the future is dropped, the memory is deregistered. If the peer was told of it, the peer's operations on it fail
+    /// the connection's queue pair, unless memory is exposed at the same addresses again.
     )?
     pub $($async)? fn expose_addresses(
         &self,

@@ -466,8 +466,12 @@ fn expose(driver: &Arc<Driver>, exposures: &[Exposure]) -> Result<(), ExposeErro
     let mut exposures = exposures.iter().filter(|exposure| !exposure.region.is_withdrawn());
     exposures.try_for_each(|exposure| {
         match driver.expose_region(&exposure.name, &exposure.region, exposure.access) {
+            Ok(announcement) => {
+                announcement.detach();
+                Ok(())
+            }
             // It may have been withdrawn just now.
-            Ok(_) | Err(ExposeError::Withdrawn) => Ok(()),
+            Err(ExposeError::Withdrawn) => Ok(()),
             Err(error) => Err(error),
         }
     })

@@ -15,12 +15,33 @@ use crate::error::{ConnectionError, ExposeError, SendErrorKind};
 use crate::shared_region::MissingRegistration;
 use crate::shared_region::{Attempt, Exposer, SharedRegion};
 
-/// Memory that is exposed, and possibly not announced to the peer yet.
-pub(crate) struct Announcement {
+/// Memory that is exposed, and possibly not announced to the peer yet. Dropping it withdraws the memory, unless the
+/// announcement is complete: the caller of a call that fails or is canceled may have no handle to the memory.
+pub(crate) struct Announcement<'a> {
+    driver: &'a Driver,
     /// The number of the region.
     number: u64,
+    /// Whether the memory is registered for other connections, too.
+    is_shared: bool,
     /// The numbers of the write with the frame and of the last window before it, once they are known.
     sent: Option<(u64, u64)>,
+    is_complete: bool,
+}
+
+impl Announcement<'_> {
+    /// Keeps the memory exposed. The connection announces it while calls use the connection.
+    pub(crate) fn detach(mut self) {
+        self.is_complete = true;
+    }
+}
+
+impl Drop for Announcement<'_> {
+    fn drop(&mut self) {
+        if !self.is_complete {
+            // Memory that only this connection has registered is deregistered, which ends the access without a window.
+            self.driver.withdraw_if(self.is_shared, |number, _, _| number == self.number);
+        }
+    }
 }
 
 impl Driver {
@@ -30,12 +51,12 @@ impl Driver {
         name: &str,
         len: usize,
         access: RemoteAccess,
-    ) -> Result<(MemoryRegion, Announcement), ExposeError> {
+    ) -> Result<(MemoryRegion, Announcement<'_>), ExposeError> {
         check_name(name)?;
         let region = Region::allocate(&self.lane(), len, remote_rights(access));
         let region = region.map_err(|error| ExposeError::memory(self.peer, error))?;
         let memory = region.memory.clone();
-        Ok((memory, self.announce(&mut self.lock(), name, region, access.bits())?))
+        Ok((memory, self.announce(&mut self.lock(), Some(name), region, access.bits())?))
     }
 
     /// Registers memory, and exposes it at the addresses from `base`.
@@ -44,11 +65,11 @@ impl Driver {
         base: u64,
         memory: impl Memory,
         access: RemoteAccess,
-    ) -> Result<(MemoryRegion, Announcement), ExposeError> {
+    ) -> Result<(MemoryRegion, Announcement<'_>), ExposeError> {
         let region = Region::at(&self.lane(), base, memory, remote_rights(access));
         let region = region.map_err(|error| ExposeError::memory(self.peer, error))?;
         let memory = region.memory.clone();
-        Ok((memory, self.announce(&mut self.lock(), "", region, access.bits_by_address())?))
+        Ok((memory, self.announce(&mut self.lock(), None, region, access.bits_by_address())?))
     }
 
     /// Exposes memory that other connections expose, too.
@@ -57,7 +78,7 @@ impl Driver {
         name: &str,
         shared: &SharedRegion,
         access: RemoteAccess,
-    ) -> Result<Announcement, ExposeError> {
+    ) -> Result<Announcement<'_>, ExposeError> {
         check_name(name)?;
         let lane = self.lane();
         if lane.shared.is_none() {
@@ -73,7 +94,7 @@ impl Driver {
         if shared.is_withdrawn() {
             return Err(ExposeError::Withdrawn);
         }
-        self.announce(&mut core, name, region, access.bits())
+        self.announce(&mut core, Some(name), region, access.bits())
     }
 
     /// Returns the registration that exposing a shared region needs first, unless it exists. Registering takes long.
@@ -89,22 +110,21 @@ impl Driver {
     fn announce(
         &self,
         core: &mut MutexGuard<'_, Core>,
-        name: &str,
+        name: Option<&str>,
         region: Region,
         rights: u8,
-    ) -> Result<Announcement, ExposeError> {
-        let number = match core.connection.expose(name, region, rights) {
-            Ok(number) => number,
-            Err((refusal, region)) => {
-                core.released.push(region);
-                let error = refused(core, refusal);
-                // Nothing else may release the region: the connection may have ended.
-                self.advance(core);
-                return Err(error.into());
-            }
-        };
+    ) -> Result<Announcement<'_>, ExposeError> {
+        let is_shared = region.is_shared();
+        let exposed = core.connection.expose(name.unwrap_or_default(), region, rights);
+        let exposed =
+            exposed.map_err(|(refusal, region)| (ExposeError::from(refused(core, refusal)), region));
+        let number = exposed.map_err(|(error, region)| {
+            core.released.push(region);
+            error
+        });
+        // Releases the region after an error, too: an ended connection has no other call that does.
         self.advance(core);
-        Ok(Announcement { number, sent: None })
+        Ok(Announcement { driver: self, number: number?, is_shared, sent: None, is_complete: false })
     }
 
     /// Returns `Some` once the announcement of exposed memory is posted, and the window of the memory is bound: a
@@ -112,7 +132,7 @@ impl Driver {
     pub(crate) fn is_announced(
         &self,
         core: &mut Core,
-        announcement: &mut Announcement,
+        announcement: &mut Announcement<'_>,
     ) -> Result<Option<()>, SendErrorKind> {
         if announcement.sent.is_none() {
             // The end of a connection removes what it has not announced.
@@ -121,15 +141,17 @@ impl Driver {
                 announcement.sent = Some((core.connection.last_write(), core.binds.last()));
             }
         }
-        match announcement.sent {
-            Some((write, bind)) if core.binds.are_complete(bind) => self.is_posted(core, write),
-            _ => Ok(self.check_ended(core).map(|()| None)?),
-        }
+        let posted = match announcement.sent {
+            Some((write, bind)) if core.binds.are_complete(bind) => self.is_posted(core, write)?,
+            _ => self.check_ended(core).map(|()| None)?,
+        };
+        announcement.is_complete |= posted.is_some();
+        Ok(posted)
     }
 
     /// Withdraws the memory that is exposed under a name. Returns whether there was any.
     pub(crate) fn withdraw(&self, name: &str) -> bool {
-        self.withdraw_if(true, |exposed, _| exposed == name)
+        self.withdraw_if(true, |_, exposed, _| exposed == Some(name))
     }
 
     /// Withdraws exposed memory. Ends the lane if the device fails to end the access, or if `ends_lane` is set and nothing
@@ -138,7 +160,7 @@ impl Driver {
     fn withdraw_if(
         &self,
         ends_lane: bool,
-        mut is_withdrawn: impl FnMut(&str, Option<&Region>) -> bool,
+        mut is_withdrawn: impl FnMut(u64, Option<&str>, Option<&Region>) -> bool,
     ) -> bool {
         if !self.is_owned() {
             return false;
@@ -147,8 +169,8 @@ impl Driver {
         // Requests that bound windows hold registrations until they are polled.
         self.drive(&mut core);
         let (mut is_found, mut is_registered, mut has_failed) = (false, false, false);
-        let is_known = core.connection.withdraw(|name, region| {
-            let is_withdrawn = is_withdrawn(name, region);
+        let is_known = core.connection.withdraw(|number, name, region| {
+            let is_withdrawn = is_withdrawn(number, name, region);
             if is_withdrawn {
                 is_found = true;
                 let revocation = region.map_or(Revocation::Registered, Region::revoke);
@@ -173,7 +195,7 @@ impl Driver {
 
 impl Exposer for Driver {
     fn withdraw_region(&self, shared: &SharedRegion) {
-        self.withdraw_if(false, |_, region| region.is_some_and(|region| region.is_part_of(shared)));
+        self.withdraw_if(false, |_, _, region| region.is_some_and(|region| region.is_part_of(shared)));
     }
 
     fn handle_registration_attempt(&self, attempt: &Attempt<'_>) {

@@ -169,7 +169,7 @@ impl Driver {
                 }
                 core.connection.handle_registered(id, region, now);
                 if is_withdrawn {
-                    core.connection.withdraw(|_, region| region.is_some_and(Region::is_withdrawn));
+                    core.connection.withdraw(|_, _, region| region.is_some_and(Region::is_withdrawn));
                 }
             }
             Ok(Registered::Missing(region, missing)) => {

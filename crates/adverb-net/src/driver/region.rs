@@ -256,6 +256,11 @@ impl Region {
         }
     }
 
+    /// Whether the region is the memory of a shared region.
+    pub(super) fn is_shared(&self) -> bool {
+        self.shared.is_some()
+    }
+
     /// Whether the region is the memory of this shared region.
     pub(super) fn is_part_of(&self, shared: &SharedRegion) -> bool {
         self.shared.as_ref().is_some_and(|known| known.region() == shared)

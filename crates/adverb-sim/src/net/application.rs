@@ -219,7 +219,7 @@ impl Application {
         };
         let withdrawn = 2 * self.withdrawn_count + 1;
         if self.sent == withdrawn_at(withdrawn) {
-            connection.withdraw(|name, _| *name == withdrawn.to_string());
+            connection.withdraw(|_, name, _| name == Some(&*withdrawn.to_string()));
             self.withdrawn_count += 1;
             return true;
         }

@@ -225,7 +225,7 @@ impl Target {
                         memory.release(&region);
                     }
                 }
-                6 if choice & 1 == 0 => drop(connection.withdraw(|_, _| true)),
+                6 if choice & 1 == 0 => drop(connection.withdraw(|_, _, _| true)),
                 5 if connection.post_operation(connection.lane()).is_ok() => {
                     self.posted.push_back((Tag::Operation, None));
                 }

@@ -4,9 +4,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Barrier, Mutex};
 
 use adverb_verbs::SoftDevice;
+use adverb_verbs::memory::Pages;
 
 use super::shared::{
-    LEN, address, connect, connect_and_expose, peers, post_read, read, region, sharing, without_windows,
+    LEN, Peers, address, connect, connect_and_expose, peers, post_read, read, region, sharing,
+    without_windows,
 };
 use super::*;
 use crate::driver::with_revocation_failure;
@@ -254,6 +256,74 @@ async fn other_tasks_run_while_a_region_is_registered() {
     exposed.unwrap();
     let chunks = client.remote_region("chunks").await.unwrap();
     assert_eq!(chunks.read(8..16).await.unwrap()[..], 8_u64.to_le_bytes());
+}
+
+/// Connects a client that receives nothing, until its listener has no credits. Returns the number of the device's regions.
+fn connect_without_credits(is_sharing: bool) -> (Peers, impl Fn() -> usize) {
+    let (options, region_count) = options_of_device();
+    let options = options.recv_ring_size(512).max_outstanding_writes(4).timeout(Duration::from_secs(1));
+    let peers = connect(&options.shared_domain(is_sharing), 1);
+    while peers.servers[0].try_send(b"a message").is_ok() {}
+    (peers, region_count)
+}
+
+#[test]
+fn memory_that_is_not_announced_in_time_is_not_exposed() {
+    for is_sharing in [false, true] {
+        let (peers, region_count) = connect_without_credits(is_sharing);
+        let (client, server) = (&peers.clients[0], &peers.servers[0]);
+        // The first call may allocate memory of the pool.
+        let mut count = 0;
+        for _ in 0..2 {
+            count = region_count();
+            let error = server.expose("memory", 4096, RemoteAccess::READ).unwrap_err();
+            assert!(error.is_timeout(), "{error}");
+        }
+        let pages = Pages::new(4096).unwrap();
+        let error = server.expose_addresses(0x1000_0000, pages, RemoteAccess::READ).unwrap_err();
+        assert!(error.is_timeout(), "{error}");
+        if is_sharing {
+            let region = region();
+            let error = server.expose_region("chunks", &region, RemoteAccess::READ).unwrap_err();
+            assert!(error.is_timeout(), "{error}");
+            region.withdraw();
+        }
+        assert_eq!(region_count(), count);
+        // The connection is usable, and the peer finds no memory.
+        scope(|scope| {
+            let sending = scope.spawn(|| server.send_timeout(b"done", Duration::from_secs(20)).unwrap());
+            while &client.recv_timeout(Duration::from_secs(20)).unwrap().unwrap()[..] != b"done" {}
+            sending.join().unwrap();
+        });
+        for name in ["memory", "chunks"] {
+            assert!(client.remote_region(name).unwrap_err().is_timeout());
+        }
+        assert!(client.address_space().unwrap_err().is_timeout());
+        server.expose("memory", 4096, RemoteAccess::READ).unwrap();
+        assert_eq!(client.remote_region("memory").unwrap().len(), 4096);
+    }
+}
+
+#[tokio::test]
+async fn memory_is_not_exposed_if_the_future_is_dropped() {
+    let (options, region_count) = options_of_device();
+    let options = options.recv_ring_size(512).max_outstanding_writes(4);
+    let listener = crate::Listener::builder().options(&options).bind("127.0.0.1:0").await.unwrap();
+    let connector = crate::Connector::new().options(&options);
+    let (client, server) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
+    let (_client, server) = (client.unwrap(), server.unwrap());
+    while server.try_send(b"a message").is_ok() {}
+    let access = RemoteAccess::READ;
+    let limit = Duration::from_millis(50);
+    // The first call may allocate memory of the pool.
+    let mut count = 0;
+    for _ in 0..2 {
+        count = region_count();
+        assert!(tokio::time::timeout(limit, server.expose("memory", 4096, access)).await.is_err());
+    }
+    let pages = Pages::new(4096).unwrap();
+    assert!(tokio::time::timeout(limit, server.expose_addresses(0x1000_0000, pages, access)).await.is_err());
+    assert_eq!(region_count(), count);
 }
 
 /// If the device does not free a window, the end of the queue pair ends the access.
