@@ -44,6 +44,11 @@ impl<B: Buf, R: Region> Connection<B, R> {
         self.exposed.iter().skip(announced).all(|item| item.number != number)
     }
 
+    /// Whether a region is exposed under a name.
+    pub fn is_exposed(&self, name: &str) -> bool {
+        self.exposed.iter().any(|item| item.is_named() && item.name == name)
+    }
+
     /// Withdraws the regions for which `is_withdrawn` returns `true`. It is called with the number of each region, the
     /// name unless the region is found by its addresses, and the region unless the driver is registering it.
     /// [`Event::Release`] returns the regions at once, and the peer is told of named regions in order with the messages.

@@ -258,6 +258,7 @@ fn addresses_are_announced_with_the_first_credits() {
     }
     pair.run();
     assert!(!pair.side(0).0.is_announced(numbers[0]));
+    assert!(!pair.side(0).0.is_exposed(""));
     assert!(!pair.side(0).0.withdraw(|number, name, _| number == numbers[0] && name.is_none()));
     while !pair.side(0).0.is_announced(numbers[1]) {
         pair.recv_bytes(1);

@@ -193,8 +193,9 @@ impl ListenerBuilder {
     ///
     /// # Errors
     ///
-    /// Returns [`BindError::RegionName`] if the name of an exposed region has more than 64 bytes, and
-    /// [`BindError::Region`] if the region cannot be registered.
+    /// Returns [`BindError::RegionName`] if the name of an exposed region has more than 64 bytes,
+    /// [`BindError::DuplicateRegionName`] if two regions have the same name, and [`BindError::Region`] if a region cannot be
+    /// registered.
     ///
     /// Returns the errors of [`Listener::bind`], and [`BindError::InvalidOption`] if an [option](Options) is outside its
     /// range.

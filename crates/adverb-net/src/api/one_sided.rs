@@ -33,6 +33,8 @@ impl Connection {
     /// # Errors
     ///
     /// - Returns [`ExposeError::NameTooLong`] if the name has more than 64 bytes.
+    /// - Returns [`ExposeError::NameInUse`] if this side exposes memory under the name already. To replace it,
+    ///   [withdraw](Connection::withdraw) it first.
     /// - Returns [`ExposeError::Memory`] if the memory cannot be allocated or registered.
     /// - Returns [`ExposeError::Send`] with the errors of [`send`](Connection::send). If the peer grants no credits within
     ///   [`Options::timeout`], the memory is not exposed.
@@ -64,6 +66,8 @@ impl Connection {
     /// # Errors
     ///
     /// - Returns [`ExposeError::NameTooLong`] if the name has more than 64 bytes.
+    /// - Returns [`ExposeError::NameInUse`] if this side exposes memory under the name already. To replace it,
+    ///   [withdraw](Connection::withdraw) it first.
     /// - Returns [`ExposeError::UnsharedDomain`] if the connection has a protection domain of its own: see
     ///   [`Options::shared_domain`].
     /// - Returns [`ExposeError::Withdrawn`] if the region was withdrawn from all peers.

@@ -1,6 +1,6 @@
 //! A listener, and the handshakes of peers that have connected to it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io::{self, PipeReader, PipeWriter};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -120,6 +120,7 @@ impl Listening {
         find: FindSession,
     ) -> Result<Listening, BindError> {
         options.check()?;
+        check_names(exposures)?;
         let mut bound = Listening::at(addresses[0], options, exposures, find);
         for address in &addresses[1..] {
             bound = bound.or_else(|_| Listening::at(*address, options, exposures, find));
@@ -460,6 +461,15 @@ impl Acceptor {
 /// The log's text about a connection that is ended.
 const TOO_MANY_CONNECTIONS: &str = "this source has as many connections as the listener permits (hint: raise \
      `Options::max_connections_per_source`, or use a key)";
+
+/// Checks that no two regions have the same name.
+fn check_names(exposures: &[Exposure]) -> Result<(), BindError> {
+    let mut names = HashSet::new();
+    match exposures.iter().find(|exposure| !names.insert(&exposure.name)) {
+        Some(exposure) => Err(BindError::DuplicateRegionName { name: (*exposure.name).into() }),
+        None => Ok(()),
+    }
+}
 
 /// Exposes the listener's regions to a peer, except those that were withdrawn from all peers.
 fn expose(driver: &Arc<Driver>, exposures: &[Exposure]) -> Result<(), ExposeError> {

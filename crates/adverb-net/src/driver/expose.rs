@@ -52,7 +52,7 @@ impl Driver {
         len: usize,
         access: RemoteAccess,
     ) -> Result<(MemoryRegion, Announcement<'_>), ExposeError> {
-        check_name(name)?;
+        self.check_name(&self.lock(), name)?;
         let region = Region::allocate(&self.lane(), len, remote_rights(access));
         let region = region.map_err(|error| ExposeError::memory(self.peer, error))?;
         let memory = region.memory.clone();
@@ -79,7 +79,7 @@ impl Driver {
         shared: &SharedRegion,
         access: RemoteAccess,
     ) -> Result<Announcement<'_>, ExposeError> {
-        check_name(name)?;
+        self.check_name(&self.lock(), name)?;
         let lane = self.lane();
         if lane.shared.is_none() {
             return Err(ExposeError::UnsharedDomain { peer: self.peer });
@@ -115,9 +115,13 @@ impl Driver {
         rights: u8,
     ) -> Result<Announcement<'_>, ExposeError> {
         let is_shared = region.is_shared();
-        let exposed = core.connection.expose(name.unwrap_or_default(), region, rights);
-        let exposed =
-            exposed.map_err(|(refusal, region)| (ExposeError::from(refused(core, refusal)), region));
+        let exposed = match name.map(|name| self.check_name(core, name)) {
+            Some(Err(error)) => Err((error, region)),
+            _ => core
+                .connection
+                .expose(name.unwrap_or_default(), region, rights)
+                .map_err(|(refusal, region)| (refused(core, refusal).into(), region)),
+        };
         let number = exposed.map_err(|(error, region)| {
             core.released.push(region);
             error
@@ -125,6 +129,15 @@ impl Driver {
         // Releases the region after an error, too: an ended connection has no other call that does.
         self.advance(core);
         Ok(Announcement { driver: self, number: number?, is_shared, sent: None, is_complete: false })
+    }
+
+    /// Checks the name of memory that is to be exposed.
+    fn check_name(&self, core: &Core, name: &str) -> Result<(), ExposeError> {
+        match name.len() {
+            len if len > MAX_NAME_LEN => Err(ExposeError::NameTooLong { len, max: MAX_NAME_LEN }),
+            _ if core.connection.is_exposed(name) => Err(ExposeError::NameInUse { peer: self.peer }),
+            _ => Ok(()),
+        }
     }
 
     /// Returns `Some` once the announcement of exposed memory is posted, and the window of the memory is bound: a
@@ -215,12 +228,5 @@ impl Exposer for Driver {
         }
         core.has_changes = true;
         self.advance(&mut core);
-    }
-}
-
-fn check_name(name: &str) -> Result<(), ExposeError> {
-    match name.len() {
-        len if len > MAX_NAME_LEN => Err(ExposeError::NameTooLong { len, max: MAX_NAME_LEN }),
-        _ => Ok(()),
     }
 }

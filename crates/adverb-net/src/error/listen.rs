@@ -81,6 +81,12 @@ pub enum BindError {
         /// The maximum length in bytes.
         max: usize,
     },
+    /// Two regions that the listener exposes have the same name.
+    #[error("two exposed regions have the name {name:?}")]
+    DuplicateRegionName {
+        /// The name.
+        name: Box<str>,
+    },
     /// A region that the listener exposes could not be registered.
     #[error("registering the exposed region {name:?} failed")]
     Region {
@@ -161,6 +167,7 @@ impl BindError {
                 "check the output of `ibv_devices`, or enable the feature `soft` for a software device"
             }
             BindError::RegionName { .. } => "use a shorter name",
+            BindError::DuplicateRegionName { .. } => "use another name for one of the regions",
             BindError::NoDevice { source: Some(source), .. }
             | BindError::Region { source, .. }
             | BindError::Device { source, .. } => return source.hint(),
@@ -183,6 +190,7 @@ impl BindError {
             | BindError::NoDevice { source: None, .. }
             | BindError::InvalidOption { .. }
             | BindError::RegionName { .. }
+            | BindError::DuplicateRegionName { .. }
             | BindError::System { .. } => false,
         }
     }
@@ -275,7 +283,9 @@ into_io_error! {
         | BindError::DescriptorLimit { source }
         | BindError::System { source, .. } => source.kind(),
         BindError::NoDevice { .. } => io::ErrorKind::NotFound,
-        BindError::InvalidOption { .. } | BindError::RegionName { .. } => io::ErrorKind::InvalidInput,
+        BindError::InvalidOption { .. }
+        | BindError::RegionName { .. }
+        | BindError::DuplicateRegionName { .. } => io::ErrorKind::InvalidInput,
         BindError::Region { .. } => io::ErrorKind::OutOfMemory,
         BindError::Device { .. } => io::ErrorKind::Other,
     },

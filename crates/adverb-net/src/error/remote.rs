@@ -25,6 +25,12 @@ pub enum ExposeError {
         /// The maximum length in bytes.
         max: usize,
     },
+    /// This side exposes other memory under the name.
+    #[error("this side exposes other memory under the same name to {peer}")]
+    NameInUse {
+        /// The peer's address.
+        peer: SocketAddr,
+    },
     /// The memory could not be allocated or registered.
     #[error("registering memory to be exposed to {peer} failed")]
     Memory {
@@ -177,6 +183,9 @@ impl ExposeError {
     pub fn hint(&self) -> Option<Cow<'_, str>> {
         match self {
             ExposeError::NameTooLong { .. } => Some("use a shorter name".into()),
+            ExposeError::NameInUse { .. } => {
+                Some("use another name, or withdraw the other memory first".into())
+            }
             ExposeError::Memory { source, .. } => source.hint(),
             ExposeError::UnsharedDomain { .. } => {
                 Some("set `Options::shared_domain`, or use `ListenerBuilder::expose`".into())
@@ -195,9 +204,10 @@ impl ExposeError {
     /// end of the connection, this takes a new connection.
     pub fn is_retryable(&self) -> bool {
         match self {
-            ExposeError::NameTooLong { .. } | ExposeError::UnsharedDomain { .. } | ExposeError::Withdrawn => {
-                false
-            }
+            ExposeError::NameTooLong { .. }
+            | ExposeError::NameInUse { .. }
+            | ExposeError::UnsharedDomain { .. }
+            | ExposeError::Withdrawn => false,
             ExposeError::Memory { source, .. } => source.is_retryable(),
             ExposeError::Send(error) => error.is_retryable(),
         }
@@ -343,6 +353,7 @@ into_io_error! {
         ExposeError::NameTooLong { .. } | ExposeError::UnsharedDomain { .. } | ExposeError::Withdrawn => {
             io::ErrorKind::InvalidInput
         }
+        ExposeError::NameInUse { .. } => io::ErrorKind::AlreadyExists,
         ExposeError::Memory { .. } => io::ErrorKind::OutOfMemory,
         ExposeError::Send(SendErrorKind::TimedOut { .. }) => io::ErrorKind::TimedOut,
         ExposeError::Send(SendErrorKind::ConnectionLost(error)) => error.io_kind(),

@@ -407,7 +407,7 @@ fn regions_are_exposed_and_withdrawn_while_lanes_fail() {
     with_pair([&options, &options], |left, right| {
         let (region, is_over) = (region(), AtomicBool::new(false));
         scope(|scope| {
-            scope.spawn(|| {
+            let exposing = scope.spawn(|| {
                 while !is_over.load(Ordering::Relaxed) {
                     right.expose_region("chunks", &region, RemoteAccess::READ).unwrap();
                     sleep(Duration::from_millis(3));
@@ -427,6 +427,7 @@ fn regions_are_exposed_and_withdrawn_while_lanes_fail() {
             });
             let has_reconnected = fail_repeatedly(left.driver(), |_| _ = left.driver().fail_lane());
             is_over.store(true, Ordering::Relaxed);
+            exposing.join().unwrap();
             // The reader may wait for a region.
             right.expose_region("chunks", &region, RemoteAccess::READ).unwrap();
             assert!(has_reconnected && reading.join().unwrap() > 0);

@@ -12,6 +12,7 @@ use super::shared::{
 };
 use super::*;
 use crate::driver::with_revocation_failure;
+use crate::error::{BindError, ExposeError};
 use crate::shared_region::SharedRegion;
 
 /// The time after which a call that does not return counts as blocked.
@@ -350,6 +351,31 @@ fn a_window_that_is_not_freed_fails_the_lane() {
             assert_eq!(read(second, 16).unwrap(), 16);
         }
     }
+}
+
+#[test]
+fn a_name_is_used_once() {
+    let (first, second) = (region(), region());
+    let peers = connect_and_expose(&sharing(), &first, 1);
+    let (client, server) = (&peers.clients[0], &peers.servers[0]);
+    for _ in 0..2 {
+        let error = server.expose_region("chunks", &second, RemoteAccess::READ).unwrap_err();
+        assert!(matches!(error, ExposeError::NameInUse { .. }), "{error}");
+        let error = server.expose("chunks", 8, RemoteAccess::READ).unwrap_err();
+        assert!(matches!(error, ExposeError::NameInUse { .. }), "{error}");
+        assert_eq!(read(client, 8).unwrap(), 8);
+        assert!(server.withdraw("chunks"));
+        second.write(8, &9_u64.to_le_bytes()).unwrap();
+        server.expose_region("chunks", &second, RemoteAccess::READ).unwrap();
+        server.send(b"replaced").unwrap();
+        client.recv().unwrap().unwrap();
+        assert_eq!(read(client, 8).unwrap(), 9);
+        second.write(8, &8_u64.to_le_bytes()).unwrap();
+    }
+    let builder = Listener::builder().options(&sharing()).expose("same", &first, RemoteAccess::READ);
+    let bound = builder.expose("same", &second, RemoteAccess::WRITE).bind("127.0.0.1:0");
+    let Err(BindError::DuplicateRegionName { name }) = bound else { panic!("both have the name") };
+    assert_eq!(&*name, "same");
 }
 
 /// A connection asserts that no more windows are being bound than its send queue has room for.
