@@ -179,6 +179,10 @@ impl ListenerBuilder {
     /// [`Connection::expose_region`](super::Connection::expose_region) does, before the listener returns the
     /// connection. The connections then [share](Options::shared_domain) a protection domain, in which
     /// [`bind`](ListenerBuilder::bind) registers the region once for each device of the listener.
+    ///
+    /// A listener with more than a few regions announces them while a call waits in [`accept`](Listener::accept). A peer
+    /// that does not receive the announcements is accepted after [`Options::connect_timeout`], and later calls that use
+    /// the connection announce the remaining regions.
     pub fn expose(
         mut self,
         name: impl Into<String>,
@@ -224,7 +228,8 @@ impl ListenerBuilder {
 ///
 /// A listener listens until it is [stopped](Listener::stop) or dropped, and can be [started](Listener::start) again.
 /// Accepted connections continue without the listener. A peer can [reconnect](Options::reconnect) only while a listener
-/// of the process listens.
+/// of the process listens: this one, or another one with the same key. The connection keeps the memory that it exposes, and
+/// gets none of the regions of another listener.
 pub struct Listener {
     listening: Arc<Listening>,
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use adverb_verbs::internal::{Interest, OwnerProcess, Watch, WithCauses};
+use adverb_verbs::internal::{Deadline, Interest, OwnerProcess, Watch, WithCauses};
 use adverb_verbs::{self as verbs, cm, internal};
 use parking_lot::Mutex;
 
@@ -88,6 +88,8 @@ struct Acceptor {
     next_token: u64,
     /// The tokens of handshakes that are to be polled.
     ready: VecDeque<u64>,
+    /// Connections that have not announced all regions. No call uses them, so the acceptor drives them.
+    announcing: Vec<Announcing>,
     /// Connections that no call has accepted yet.
     connected: VecDeque<Arc<Driver>>,
     /// Whether the sockets are watched for further peers.
@@ -96,6 +98,15 @@ struct Acceptor {
     accept_fd: Arc<AcceptFd>,
     /// Dropping it makes the descriptor readable.
     _stop: PipeWriter,
+}
+
+/// A connection that announces the listener's regions.
+struct Announcing {
+    driver: Arc<Driver>,
+    /// The number of the last region.
+    last: u64,
+    /// The time at which the connection is accepted anyway: the peer may not receive the announcements.
+    deadline: Deadline,
 }
 
 /// A peer that has connected, and the handshake with it.
@@ -107,6 +118,8 @@ const SOCKETS: u64 = 0;
 const MAX_PENDING: usize = 256;
 /// The time without progress after which a handshake is dropped while further peers may be queued.
 const MAX_SILENCE: Duration = Duration::from_secs(1);
+/// The interval in which connections that announce regions are polled. Most announce all of them at once.
+const ANNOUNCE_INTERVAL: Duration = Duration::from_millis(1);
 /// The number of ports to try for port 0: a port that is free for TCP may be in use in the connection manager.
 const PORT_ATTEMPTS: usize = 16;
 
@@ -305,6 +318,7 @@ impl Acceptor {
             pending: HashMap::new(),
             next_token: SOCKETS + 1,
             ready: VecDeque::new(),
+            announcing: Vec::new(),
             connected: VecDeque::new(),
             has_accept_interest: false,
             log: FailureLog::new(),
@@ -341,6 +355,13 @@ impl Acceptor {
         let address = self.address;
         let failed = |error| AcceptError::system(address, error);
         self.log.flush();
+        let is_done = |announcing: &Announcing| {
+            announcing.driver.drive_announcements(announcing.last)
+                || announcing.deadline.left_at(now).is_zero()
+        };
+        if let Some(index) = self.announcing.iter().position(is_done) {
+            return Ok(Some(self.announcing.swap_remove(index).driver));
+        }
         let has_shortage = self.accept_peers(options, now)?;
         let is_full = has_shortage || self.pending.len() >= MAX_PENDING;
         self.find_ready(is_full, now).map_err(failed)?;
@@ -366,7 +387,13 @@ impl Acceptor {
                         continue;
                     }
                     match expose(&driver, &self.exposures) {
-                        Ok(()) => return Ok(Some(driver)),
+                        Ok(Some(last))
+                            if self.announcing.len() < MAX_PENDING && !driver.drive_announcements(last) =>
+                        {
+                            let deadline = Deadline::new(options.connect_timeout);
+                            self.announcing.push(Announcing { driver, last, deadline });
+                        }
+                        Ok(_) => return Ok(Some(driver)),
                         Err(error) => self.log.record(peer, &WithCauses(&error)),
                     }
                 }
@@ -454,6 +481,9 @@ impl Acceptor {
             false => MAX_SILENCE.saturating_sub(pending.silence(now)),
         };
         let left = |pending: &Handshake| pending.time_left(now).min(silence_left(pending));
+        if !self.announcing.is_empty() {
+            return ANNOUNCE_INTERVAL;
+        }
         self.pending.values().map(left).min().unwrap_or(Duration::MAX).min(self.log.time_left())
     }
 }
@@ -471,17 +501,15 @@ fn check_names(exposures: &[Exposure]) -> Result<(), BindError> {
     }
 }
 
-/// Exposes the listener's regions to a peer, except those that were withdrawn from all peers.
-fn expose(driver: &Arc<Driver>, exposures: &[Exposure]) -> Result<(), ExposeError> {
+/// Exposes the listener's regions to a peer, except those that were withdrawn from all peers. Returns the number of the
+/// last one.
+fn expose(driver: &Arc<Driver>, exposures: &[Exposure]) -> Result<Option<u64>, ExposeError> {
     let mut exposures = exposures.iter().filter(|exposure| !exposure.region.is_withdrawn());
-    exposures.try_for_each(|exposure| {
+    exposures.try_fold(None, |last, exposure| {
         match driver.expose_region(&exposure.name, &exposure.region, exposure.access) {
-            Ok(announcement) => {
-                announcement.detach();
-                Ok(())
-            }
+            Ok(announcement) => Ok(Some(announcement.detach())),
             // It may have been withdrawn just now.
-            Err(ExposeError::Withdrawn) => Ok(()),
+            Err(ExposeError::Withdrawn) => Ok(last),
             Err(error) => Err(error),
         }
     })

@@ -29,9 +29,11 @@ pub(crate) struct Announcement<'a> {
 }
 
 impl Announcement<'_> {
-    /// Keeps the memory exposed. The connection announces it while calls use the connection.
-    pub(crate) fn detach(mut self) {
+    /// Keeps the memory exposed, and returns the number of the region. The connection announces it while calls use the
+    /// connection.
+    pub(crate) fn detach(mut self) -> u64 {
         self.is_complete = true;
+        self.number
     }
 }
 
@@ -160,6 +162,16 @@ impl Driver {
         };
         announcement.is_complete |= posted.is_some();
         Ok(posted)
+    }
+
+    /// Polls the device. Returns whether the region with this number, and those before it, were announced, or the connection
+    /// has ended.
+    pub(crate) fn drive_announcements(&self, number: u64) -> bool {
+        let mut core = self.lock();
+        self.drive(&mut core);
+        let connection = &core.connection;
+        connection.is_announced(number) && connection.is_posted(connection.last_write())
+            || connection.end_reason().is_some()
     }
 
     /// Withdraws the memory that is exposed under a name. Returns whether there was any.

@@ -112,7 +112,9 @@ fn a_session_that_waits_for_a_registration_blocks_no_other_peer() {
         let (first, second) = (options.clone().shared_domain(true), options.clone().shared_domain(true));
         let builder = Listener::builder().options(&first).expose("chunks", &region, RemoteAccess::READ);
         let listener = builder.bind(any_port(&options)).unwrap();
-        let next = Listener::builder().options(&second).bind(any_port(&options)).unwrap();
+        let other = self::region();
+        let builder = Listener::builder().options(&second).expose("other", &other, RemoteAccess::READ);
+        let next = builder.bind(any_port(&options)).unwrap();
         let connector = Connector::new().options(&options).alternate_addr(next.local_addr().to_string());
         let connect = |listener: &Listener| {
             scope(|scope| {
@@ -154,6 +156,9 @@ fn a_session_that_waits_for_a_registration_blocks_no_other_peer() {
                         assert!(driver.find_region(&mut driver.lock(), "chunks").unwrap().is_none());
                     }
                 }
+                // The session keeps its regions, and gets none of the listener over which it resumes.
+                let driver = client.driver();
+                assert!(driver.find_region(&mut driver.lock(), "other").unwrap().is_none());
                 client.send(b"done").unwrap();
                 server.send(b"done").unwrap();
                 waiting.into_iter().for_each(|waiting| drop(waiting.join().unwrap().unwrap()));
@@ -399,4 +404,57 @@ fn many_threads_expose_regions_at_once() {
             }
         });
     }
+}
+
+/// No call uses the listener's end of the connection after `accept`.
+#[test]
+fn all_regions_of_a_listener_are_announced_without_further_calls() {
+    let region = region();
+    let mut builder = Listener::builder().options(&sharing());
+    for number in 0..200 {
+        builder = builder.expose(format!("region {number}"), &region, RemoteAccess::READ);
+    }
+    let listener = builder.bind(any_port(&sharing())).unwrap();
+    let options = Options { domains: None, ..sharing() }.recv_ring_size(4096).max_outstanding_writes(8);
+    let read_all = |client: Connection| {
+        for number in 0..200 {
+            let region = client.remote_region(&format!("region {number}")).unwrap();
+            assert_eq!(region.read(8..9).unwrap()[..], [8]);
+        }
+    };
+    scope(|scope| {
+        let client = scope.spawn(|| {
+            read_all(Connector::new().options(&options).connect(listener.local_addr()).unwrap());
+        });
+        let _server = listener.accept().unwrap();
+        client.join().unwrap();
+    });
+}
+
+/// A peer that receives no announcements delays neither other peers nor its own connection for long.
+#[test]
+fn a_silent_peer_is_accepted_before_all_regions_are_announced() {
+    let region = region();
+    let options = sharing().connect_timeout(Duration::from_secs(10));
+    let mut builder = Listener::builder().options(&options);
+    for number in 0..100 {
+        builder = builder.expose(format!("region {number}"), &region, RemoteAccess::READ);
+    }
+    let listener = builder.bind(any_port(&options)).unwrap();
+    let small = Options { domains: None, ..options.clone() }.recv_ring_size(512).max_outstanding_writes(4);
+    scope(|scope| {
+        let accepting = scope.spawn(|| (listener.accept().unwrap(), listener.accept().unwrap()));
+        let silent = Connector::new().options(&small).connect(listener.local_addr()).unwrap();
+        let other = scope.spawn(|| {
+            let options = Options { domains: None, ..options.clone() };
+            let other = Connector::new().options(&options).connect(listener.local_addr()).unwrap();
+            other.remote_region("region 99").unwrap();
+            other
+        });
+        let (first, _second) = accepting.join().unwrap();
+        // The silent peer is accepted last.
+        first.send(b"hello").unwrap();
+        assert_eq!(&other.join().unwrap().recv().unwrap().unwrap()[..], b"hello");
+        drop(silent);
+    });
 }
