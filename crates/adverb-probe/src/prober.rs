@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use adverb_verbs::internal::WithCauses;
 use adverb_verbs::{Device, Error, Key, Traffic};
 
 use crate::error::{ProbeError, Result, check_range};
@@ -637,8 +638,7 @@ impl Targets {
             }
             // Nothing is known until a lookup is answered.
             Err(error) => {
-                let error = &error as &dyn std::error::Error;
-                tracing::debug!(error, peer = %target.addr, "a lookup of a responder failed");
+                tracing::debug!(error = %WithCauses(&error), peer = %target.addr, "a lookup of a responder failed");
             }
         }
     }

@@ -4,8 +4,8 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use adverb_probe::ProbeError;
@@ -406,6 +406,9 @@ fn lookups_are_bounded() {
     assert!(matches!(refused, Err(ProbeError::TooManyLookups { max: 64 })), "{refused:?}");
 }
 
+/// The name of a device that can't be opened: no machine has its address.
+const UNAVAILABLE: &str = "soft:192.0.2.77";
+
 /// Opens a queue whose device fails after some packets, and whose next attempts to be opened fail too.
 fn failing(switch: &Switch, packets: u64, failed_attempts: u32) -> (UdQueue, Arc<AtomicU32>) {
     let attempts = Arc::new(AtomicU32::new(0));
@@ -418,7 +421,7 @@ fn failing(switch: &Switch, packets: u64, failed_attempts: u32) -> (UdQueue, Arc
             return device.faults(faults).open();
         }
         if attempt <= failed_attempts {
-            return Device::open("soft:192.0.2.77");
+            return Device::open(UNAVAILABLE);
         }
         device.open()
     });
@@ -493,6 +496,46 @@ fn a_device_that_fails_is_opened_again() {
         }
     };
     assert_eq!(found.destination, after);
+}
+
+/// A subscriber that passes on the errors of log lines.
+struct LoggedErrors(mpsc::Sender<String>);
+
+impl tracing::Subscriber for LoggedErrors {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| {
+            if field.name() == "error" {
+                self.0.send(format!("{value:?}")).unwrap();
+            }
+        });
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[test]
+fn a_log_line_has_the_causes_of_its_error() {
+    let (mut queue, _) = failing(&Switch::default(), 0, 1);
+    let absent = Destination { gid: ABSENT.into(), ..queue.local().unwrap() };
+    let (sender, errors) = mpsc::channel();
+    // With a single subscriber, tracing disables a line for all threads if a thread without it reaches the line first.
+    let _other = tracing::Dispatch::new(LoggedErrors(sender.clone()));
+    tracing::subscriber::with_default(LoggedErrors(sender), || {
+        drop(queue.send(1, &absent, Traffic::new(), b"fails"));
+        wait_for(&mut queue, |_, event| matches!(event, Event::Reopened).then_some(()));
+    });
+    let error = Device::open(UNAVAILABLE).unwrap_err();
+    let cause = error.io_error().expect("the operating system has refused the address");
+    let errors = Vec::from_iter(errors.try_iter());
+    assert!(errors.contains(&format!("{error}: {cause}")), "{errors:?}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Objects that the device fails to destroy: their memory isn't freed, even if the log's subscriber panics.
 
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 use std::ptr::NonNull;
@@ -7,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use tracing::field::Field;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
@@ -14,15 +16,15 @@ use super::*;
 use crate::backend::with_destroy_failure;
 use crate::memory::{Memory, MemoryRegion, Pages, Pool};
 
-/// A subscriber that panics at every event.
-struct Panicking;
+/// A subscriber that calls a function for every event.
+struct OnEvent<F>(F);
 
-impl Subscriber for Panicking {
+impl<F: Fn(&Event<'_>) + 'static> Subscriber for OnEvent<F> {
     fn enabled(&self, _: &Metadata<'_>) -> bool {
         true
     }
-    fn event(&self, _: &Event<'_>) {
-        panic!("a subscriber that panics");
+    fn event(&self, event: &Event<'_>) {
+        (self.0)(event);
     }
     fn new_span(&self, _: &Attributes<'_>) -> Id {
         Id::from_u64(1)
@@ -72,8 +74,9 @@ fn tracked_region_on(device: &str) -> (ProtectionDomain, MemoryRegion, Arc<Atomi
 /// Runs `work` while objects of this kind can't be destroyed and the subscriber panics. Returns whether `work`
 /// panicked.
 fn panics(object: &'static str, work: impl FnOnce()) -> bool {
+    let panicking = OnEvent(|_: &Event<'_>| panic!("a subscriber that panics"));
     with_destroy_failure(object, || {
-        catch_unwind(AssertUnwindSafe(|| tracing::subscriber::with_default(Panicking, work))).is_err()
+        catch_unwind(AssertUnwindSafe(|| tracing::subscriber::with_default(panicking, work))).is_err()
     })
 }
 
@@ -105,6 +108,21 @@ fn a_region_that_is_not_deregistered_keeps_its_memory() {
     );
     drop(second);
     assert_eq!(pool.stats().used_bytes, used, "memory that a peer may access returned to the pool");
+}
+
+#[test]
+fn a_log_line_has_the_causes_of_its_error() {
+    let (_domain, region, _) = tracked_region();
+    let (sender, errors) = std::sync::mpsc::channel();
+    let recording = OnEvent(move |event: &Event<'_>| {
+        event.record(&mut |field: &Field, value: &dyn fmt::Debug| {
+            if field.name() == "error" {
+                sender.send(format!("{value:?}")).unwrap();
+            }
+        });
+    });
+    with_destroy_failure("registration", || tracing::subscriber::with_default(recording, || drop(region)));
+    assert_eq!(Vec::from_iter(errors), ["destroying a registration failed: resource busy"]);
 }
 
 #[test]

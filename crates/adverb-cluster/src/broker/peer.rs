@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use adverb_cluster_proto::BrokerConfig;
+use adverb_verbs::internal::WithCauses;
 use adverb_verbs::memory::{Buffer, Payload};
 use adverb_verbs::{ProtectionDomain, QueuePair, ReclaimedRequest, Result};
 
@@ -172,7 +173,10 @@ impl Peer {
                         }
                     }
                 }
-                Err(error) => tracing::error!(%error, "resetting a queue pair failed: its memory is lost"),
+                Err(error) => {
+                    let error = WithCauses(&error);
+                    tracing::error!(%error, "resetting a queue pair failed: its memory is lost");
+                }
             }
         }
         // The device returned no memory of these.

@@ -6,8 +6,9 @@ use adverb_cluster_proto::{
     EndReason, Event as CoreEvent, LocalMemory, PeerId, Phase, Post, RecvPost, SendPost,
 };
 use adverb_proto::types::{Completion as PlainCompletion, Qpn, SendFlags};
+use adverb_verbs::internal::{self, WithCauses};
 use adverb_verbs::memory::{Buffer, Payload};
-use adverb_verbs::{Completion, Error, RecvRequest, SendRequest, internal};
+use adverb_verbs::{Completion, Error, RecvRequest, SendRequest};
 
 use super::event::{Filter, QueuedEvent};
 use super::peer::{InFlight, Link, Peer, RequestKind, Tag};
@@ -274,7 +275,7 @@ impl Broker {
                 }
             };
             if let Err(error) = posted {
-                tracing::warn!(%peer, %error, "posting requests failed: the session ends");
+                tracing::warn!(%peer, error = %WithCauses(&error), "posting requests failed: the session ends");
                 self.core.close(peer);
             }
         }

@@ -4,7 +4,6 @@
 //! commands to the broker's mailbox, and the broker's thread replies with notices.
 
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -14,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use adverb_cluster_proto::PeerId;
 use adverb_proto::Time;
-use adverb_verbs::internal::{Interest, start_connect, wait_many};
+use adverb_verbs::internal::{Interest, WithCauses, start_connect, wait_many};
 use adverb_verbs::{ConnectOptions, LinkLayer, QueuePair, QueuePairBuilder};
 use parking_lot::Mutex;
 
@@ -598,32 +597,32 @@ impl Driver {
         let Some(peer) = peer.filter(|peer| *peer < member_count && *peer != this_member) else {
             tracing::debug!(
                 addr = addr.map(tracing::field::display),
-                error = &error as &dyn Error,
+                error = %WithCauses(&error),
                 "a connection of an unknown host was closed"
             );
             return;
         };
         let peer = PeerId(peer);
         let error = error.identify(peer, addr, self.shared.epoch);
-        let cause = &error as &(dyn Error + 'static);
+        let cause = WithCauses(&error);
         if let Some(attempt) = attempt {
             let outcome = if is_io { Outcome::Unreachable } else { Outcome::Failed };
             let Attempt { thread, purpose, .. } = attempt;
             if self.dialer.handle_finished(attempt, outcome, now) {
                 tracing::warn!(
                     thread,
-                    error = cause,
+                    error = %cause,
                     "a session was not established: the cluster keeps trying"
                 );
             } else {
-                tracing::debug!(thread, ?purpose, error = cause, "a session was not established");
+                tracing::debug!(thread, ?purpose, error = %cause, "a session was not established");
             }
             return self.set_last_error(peer, Some(error));
         }
         if !is_io && !is_busy && self.exchange_warnings.admits(Instant::now()) {
-            tracing::warn!(error = cause, "an inbound session was not established");
+            tracing::warn!(error = %cause, "an inbound session was not established");
         } else {
-            tracing::debug!(error = cause, "an inbound session was not established");
+            tracing::debug!(error = %cause, "an inbound session was not established");
         }
         // Any host can claim to be a member. A member that closes the connection knows the reason better.
         if !is_io && !is_busy && self.dialer.open_session_count(peer) == 0 {

@@ -2,7 +2,8 @@
 
 use super::*;
 use adverb_verbs as verbs;
-use adverb_verbs::internal::WithCauses;
+use adverb_verbs::explain::Call;
+use adverb_verbs::internal::{WithCauses, call_failed};
 
 #[test]
 fn errors_can_be_sent_to_other_threads_and_boxed() {
@@ -57,4 +58,14 @@ fn the_device_s_error_is_the_source() {
     let error = ConnectionError::device(peer, cause());
     let source = error.source().expect("a source").to_string();
     assert_eq!((source, error.hint()), (cause().to_string(), cause().hint()));
+}
+
+#[test]
+fn the_log_line_of_a_handshake_has_the_causes_and_the_hint() {
+    let denied =
+        call_failed(Call::OpenDevice, "opening device rxe0", io::Error::from_raw_os_error(libc::EACCES));
+    let hint = denied.hint().unwrap().into_owned();
+    let cause = io::Error::from_raw_os_error(libc::EACCES);
+    let expected = format!("opening device rxe0 failed: {cause} (hint: {hint})");
+    assert_eq!(HandshakeError::from(denied).to_string(), expected);
 }

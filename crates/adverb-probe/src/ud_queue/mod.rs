@@ -62,7 +62,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use adverb_verbs::cm::{MAX_DATAGRAM_REPLY_DATA, UD_QKEY};
-use adverb_verbs::internal::wait_either;
+use adverb_verbs::internal::{WithCauses, wait_either};
 use adverb_verbs::{
     ArmFor, Completion, Device, DeviceEvent, Failure, Gid, GidEntry, IpHeader, Qpn, Status, Traffic,
 };
@@ -535,9 +535,8 @@ impl UdQueue {
         let Lifecycle::Open(queue) = std::mem::replace(&mut self.state, failed) else { return 0 };
         self.stats.device_failures += 1;
         self.count_handles(&queue);
-        let cause = &error as &dyn std::error::Error;
         tracing::warn!(
-            error = cause,
+            error = %WithCauses(&error),
             device = queue.device.name(),
             "a UD queue has failed; its device is opened again"
         );
@@ -573,8 +572,7 @@ impl UdQueue {
                 1
             }
             Err(error) => {
-                let error = &error as &dyn std::error::Error;
-                tracing::warn!(error, "opening the device of a UD queue again failed");
+                tracing::warn!(error = %WithCauses(&error), "opening the device of a UD queue again failed");
                 let retry_at = now + next_delay;
                 self.state = Lifecycle::Failed { retry_at, next_delay: self.next_delay(next_delay) };
                 0

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use adverb_verbs::QueuePair;
 use adverb_verbs::cm::{Connector, DatagramListener, DatagramService, PendingService};
-use adverb_verbs::internal::wait_either;
+use adverb_verbs::internal::{WithCauses, wait_either};
 
 use super::{Destination, Waker};
 use crate::error::{ProbeError, Result};
@@ -128,8 +128,7 @@ pub(super) fn answer(
         match request.accept(queue_pair, private_data) {
             Ok(()) => answered += 1,
             Err(error) => {
-                let error = &error as &dyn std::error::Error;
-                tracing::debug!(error, "a request for a queue pair was rejected");
+                tracing::debug!(error = %WithCauses(&error), "a request for a queue pair was rejected");
                 rejected += 1;
             }
         }
