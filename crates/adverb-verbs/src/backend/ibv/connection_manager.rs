@@ -22,7 +22,7 @@ use adverb_sys::{
 
 use self::address::RawAddress;
 use super::completion_queue::wait_readable;
-use super::{check, not_installed};
+use super::{check, node_error, not_installed};
 use crate::backend::connection_manager::{Parameters, Path, Purpose};
 use crate::backend::{Address, PeerEnd, ReadyToSend};
 use crate::error::{Result, WithCauses, call_failed};
@@ -315,7 +315,12 @@ impl Channel {
         let handle = unsafe { library.rdma_create_event_channel() };
         let create_error =
             |error| call_failed(Call::CmChannel, "creating a connection manager event channel", error);
-        let Some(handle) = NonNull::new(handle) else { return Err(create_error(io::Error::last_os_error())) };
+        let Some(handle) = NonNull::new(handle) else {
+            let error = io::Error::last_os_error();
+            let denied =
+                node_error("rdma_cm").filter(|error| error.kind() == io::ErrorKind::PermissionDenied);
+            return Err(create_error(denied.unwrap_or(error)));
+        };
         let channel = Channel { library, handle, owner: std::process::id(), leaked: false };
         let fd = channel.fd();
         // SAFETY: the descriptor is open.

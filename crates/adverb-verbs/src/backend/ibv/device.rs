@@ -15,7 +15,7 @@ use adverb_proto::types::{
 use adverb_sys::{self as sys, Ibverbs, ibv_context, ibv_device};
 
 use super::registration::memlock_limit;
-use super::{check, not_installed, set_nonblocking};
+use super::{check, node_error, not_installed, set_nonblocking};
 use crate::error::{Error, Feature, NoDeviceReason, Result, WithCauses, call_failed};
 use crate::recorder::{DeviceRecorder, StopSignal};
 
@@ -69,11 +69,8 @@ impl Device {
             let error = io::Error::last_os_error();
             // SAFETY: the device belongs to the list, and its fields are set when it is created.
             let node = unsafe { CStr::from_ptr((*device).dev_name.as_ptr()) };
-            // If the library isn't permitted to open the node, it tries other ways, and reports the error of the last
-            // one. Opening the node here returns the first error.
-            let node = format!("/dev/infiniband/{}", node.to_string_lossy());
-            let opened = std::fs::OpenOptions::new().read(true).write(true).open(node);
-            call_failed(Call::OpenDevice, format!("opening device {name}"), opened.err().unwrap_or(error))
+            let error = node_error(&node.to_string_lossy()).unwrap_or(error);
+            call_failed(Call::OpenDevice, format!("opening device {name}"), error)
         })?;
         let mut device = Device {
             library,

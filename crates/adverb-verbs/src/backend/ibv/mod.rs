@@ -55,6 +55,13 @@ fn code_error(call: Call, code: libc::c_int, action: impl FnOnce() -> String) ->
     call_failed(call, action(), error)
 }
 
+/// Returns the error of opening a device file, if it can't be opened. If the libraries of rdma-core aren't permitted to
+/// open a file, they try other ways, and report the error of the last one.
+fn node_error(name: &str) -> Option<io::Error> {
+    let path = std::path::Path::new("/dev/infiniband").join(name);
+    std::fs::OpenOptions::new().read(true).write(true).open(path).err()
+}
+
 /// Returns the error of a library that can't be loaded.
 fn not_installed(error: adverb_sys::LoadError) -> Error {
     Error::NotInstalled { source: error.into() }
