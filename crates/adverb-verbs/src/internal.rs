@@ -10,7 +10,7 @@ use adverb_proto::types::{Access, Endpoint, Failure, SendOperation, Success, Win
 
 use crate::cm;
 use crate::device::{Device, DeviceWindow};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memory::{MemoryRegion, MemoryWindow, Payload, RemoteMemory};
 use crate::queue_pair::QueuePair;
 use crate::request::{Completion, SendRequest};
@@ -21,6 +21,11 @@ pub use crate::deadline::Deadline;
 pub use crate::error::{WithCauses, call_failed};
 pub use crate::key::DerivedKey;
 pub use crate::os::{Interest, OwnerProcess, Watch, call_at_exit, start_connect, wait_either, wait_many};
+
+/// Returns the error of a device that is being removed.
+pub fn device_removed(action: &str) -> Error {
+    cm::device_removed(action.to_owned())
+}
 
 /// Opens all RDMA hardware of this machine that Adverb supports.
 pub fn open_hardware() -> Vec<Device> {

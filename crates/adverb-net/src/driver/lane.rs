@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use adverb_net_proto::{Config, LaneConfig, MAX_MESSAGE_SIZE, MAX_RENDEZVOUS, UNCREDITED_WRITES};
 use adverb_verbs::cm::{CmHandle, ConnectionEvent};
-use adverb_verbs::internal::{OwnerProcess, Watch, wait_either};
+use adverb_verbs::internal::{OwnerProcess, Watch, device_removed, wait_either};
 use adverb_verbs::memory::Pool;
 use adverb_verbs::{
     Access, CompletionQueue, ConnectOptions, Device, Endpoint, Error, PathMtu, ProtectionDomain, QueuePair,
@@ -155,16 +155,23 @@ impl Lane {
         descriptors.into_iter().flatten().try_for_each(|events| watch.add(events))
     }
 
-    /// Takes the pending events of the connection manager. Returns whether the peer has disconnected, or the device is being
-    /// removed.
+    /// Takes the pending events of the connection manager. Returns whether the peer has disconnected.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Error::DeviceFailed`](adverb_verbs::Error::DeviceFailed) if the device is being removed, which also
+    /// disconnects peers on the same device.
     pub(crate) fn take_manager_events(&self) -> Result<bool> {
         let Some(manager) = &self.manager else { return Ok(false) };
+        let mut has_disconnected = false;
         while let Some(event) = manager.try_event()? {
-            if let ConnectionEvent::Disconnected | ConnectionEvent::DeviceRemoved = event {
-                return Ok(true);
+            match event {
+                ConnectionEvent::Disconnected => has_disconnected = true,
+                ConnectionEvent::DeviceRemoved => return Err(device_removed("keeping a connection established")),
+                _ => {}
             }
         }
-        Ok(false)
+        Ok(has_disconnected)
     }
 
     /// Takes the pending events of the completion queue. Returns whether there were any.

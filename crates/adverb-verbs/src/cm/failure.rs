@@ -15,7 +15,7 @@ pub(super) fn unreachable(peer: SocketAddr, stage: ConnectStage, source: io::Err
 }
 
 /// Returns the error of a device that is being removed.
-pub(super) fn device_removed(action: String) -> Error {
+pub(crate) fn device_removed(action: String) -> Error {
     let source = io::Error::from_raw_os_error(libc::ENODEV);
     Error::DeviceFailed { action: action.into(), call: Call::Poll, source }
 }

@@ -143,6 +143,7 @@ pub use connecting::PendingConnection;
 pub use connection::{CmHandle, Connection, ConnectionEvent, ConnectionParts};
 pub use connector::{Connector, PendingRoute, Route};
 pub use datagrams::{DatagramListener, DatagramRequest, DatagramService, PendingService};
+pub(crate) use failure::device_removed;
 pub use listener::{ConnectRequest, Listener, ListenerBuilder};
 pub use path::Path;
 

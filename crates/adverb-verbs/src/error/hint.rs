@@ -26,8 +26,8 @@ fn fixed(error: &Error) -> Option<&'static str> {
         Error::Unsupported { feature, .. } => Some(feature.hint()),
         Error::MemlockLimit { .. } => explain::errno_hint(libc::ENOMEM, Call::RegisterMemory),
         Error::DeviceFailed { .. } => Some(
-            "check the kernel's log, or the program's earlier output if this is a software device: its progress thread \
-             panicked, or its link failed; then close the device, and open it again",
+            "check the kernel's log: the device has failed or was removed; if it is a software device, check the program's \
+             earlier output: its progress thread panicked, or its link failed; then close the device, and open it again",
         ),
         Error::PermissionDenied { call, source, .. }
         | Error::DescriptorLimit { call, source, .. }
