@@ -167,11 +167,11 @@ impl Handshake {
             if checked.1.endpoint.is_some() {
                 return Err(Flaw::Malformed.into());
             }
-            Ok((devices.on_path(request.path())?, checked))
+            Ok((parts_for(devices.on_path(request.path())?, request.path(), peer, options)?, checked))
         });
         match checked {
-            Ok((device, (credentials, connector_side))) => {
-                let phase = accept(request, device, credentials, connector_side, options, &watch)?;
+            Ok((lane, (credentials, connector_side))) => {
+                let phase = accept(request, lane, credentials, connector_side, &watch)?;
                 let deadline = Deadline::after(now, options.connect_timeout);
                 Ok(Handshake::new(phase, peer, options, purpose, deadline, now, Arc::new(watch)))
             }
@@ -506,14 +506,11 @@ fn is_connected(stream: &TcpStream) -> io::Result<bool> {
 /// Accepts a request of the connection manager, and watches for its end.
 fn accept(
     request: cm::ConnectRequest,
-    device: &Device,
+    (parts, queue_pair): (LaneParts, QueuePair),
     credentials: Credentials,
     connector_side: Side,
-    options: &Options,
     watch: &Watch,
 ) -> Result<Phase> {
-    let peer = request.path().peer_addr();
-    let (parts, queue_pair) = parts_for(device, request.path(), peer, options)?;
     let mut seal = Err(Flaw::Malformed);
     let connecting = internal::begin_accept_with(request, queue_pair, |queue_pair, connector| {
         let ends = Ends::by_manager(*connector, queue_pair.endpoint());
