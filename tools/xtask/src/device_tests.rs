@@ -80,8 +80,12 @@ pub(crate) fn run() -> Result<ExitCode> {
     words
         .extend(EXPORTED.iter().flat_map(|line| ["--run".to_owned(), format!("grep '{line}' /tmp/metrics")]));
     words.extend(["--run".to_owned(), probe_vm::command(&path, PROBES)]);
-    // It sets the device's interface down, so it runs last.
+    // It sets the device's interface down, so it runs late.
     words.extend(["--run".to_owned(), format!("{DOCTOR}\ndoctor_vm {}", process::quote(&path))]);
+    // Errors of devices. The test removes the device and creates it again, so it runs last.
+    let path = process::build("test -p adverb --release --no-run --test errors")?;
+    let line = format!("env ADVERB_DEVICE=rxe0 {} --nocapture of_a_device", process::quote(&path));
+    words.extend(["--run".to_owned(), line]);
     // Run it through the command-line parser, so that a developer can type the same command.
     Cli::try_parse_from(words)?.command.run()
 }

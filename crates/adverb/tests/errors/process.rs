@@ -108,6 +108,11 @@ fn runs_its_role() {
             crate::connecting::meet_a_network_that_is_down();
             crate::listening::listen_without_a_device();
         }
+        ("no-permission", device) => crate::device::lack_permission(device),
+        ("listen-on", device) => crate::device::listen_on(device),
+        ("listen-without-memory", device) => crate::device::listen_without_memory(device),
+        ("memlock", device) => crate::device::exceed_the_memlock_limit(device),
+        ("removed", device) => crate::device::lose_device(device),
         ("unserved", _) => crate::connecting::dial_an_address_without_a_device(),
         _ => panic!("unknown role {role}"),
     }
