@@ -145,6 +145,11 @@ pub(crate) fn exceed_the_memlock_limit(name: &str) {
     assert!(matches!(**source, Error::MemlockLimit { limit: MEMLOCK_LIMIT, .. }), "{error:?}");
     show("10: the memory of a connection exceeds the memlock limit", error);
 
+    limit_locked(0);
+    let error = domain.region(4096, Access::LOCAL_WRITE).unwrap_err();
+    assert!(matches!(error, Error::MemlockLimit { limit: 0, .. }), "{error:?}");
+    show("10: no memory may be locked", error);
+
     assert!(
         matches!(rejection, ConnectError::Rejected { reason: RefusalReason::Internal, .. }),
         "{rejection:?}"
@@ -155,11 +160,15 @@ pub(crate) fn exceed_the_memlock_limit(name: &str) {
 
 /// Limits the memory that this process may lock, in bytes.
 fn limit_memory(limit: u64) {
+    limit_locked(limit);
+    // A process with CAP_IPC_LOCK has no limit.
+    drop_privileges();
+}
+
+fn limit_locked(limit: u64) {
     let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
     // SAFETY: the structure is valid during the call.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) }, 0);
-    // A process with CAP_IPC_LOCK has no limit.
-    drop_privileges();
 }
 
 /// Listens on a device, and accepts connections, for which no memory can be locked.

@@ -47,8 +47,9 @@ impl Registration {
             let error = io::Error::last_os_error();
             let action = format!("registering {} bytes with {}", memory.len(), device.name);
             return Err(match (error.raw_os_error(), memlock_limit()) {
-                // Registering locks memory, so the limit on locked memory is the most common cause.
-                (Some(libc::ENOMEM), Some(limit)) => {
+                // Registering locks memory, so the limit on locked memory is the most common cause. Linux returns EPERM if
+                // the limit is 0 (`can_do_mlock`).
+                (Some(libc::ENOMEM), Some(limit)) | (Some(libc::EPERM), Some(limit @ 0)) => {
                     Error::MemlockLimit { action: action.into(), limit, source: error }
                 }
                 // Without a limit, the machine or the device has too little memory.
