@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
+use std::sync::Arc;
 
 #[cfg(feature = "cluster")]
 use crate::cluster;
@@ -12,11 +13,12 @@ use crate::probe;
 use crate::verbs::raw::RawPostError;
 use crate::verbs::{self, PostError, RecvRequest, SendRequest};
 
-/// An error as `main` prints it: for the person who runs the program.
+/// The text of an error for the person who runs the program: the error's message, the causes, and the first
+/// [hint](crate::Error::hint), each on a line of its own.
 ///
-/// A `main` that returns a `Result` prints the error's `Debug`, which for most types shows variants and fields to
-/// programmers. The `Debug` of a report is the error's message, the causes, and the first [hint](crate::Error::hint), each
-/// on a line of its own. The operator `?` converts texts, and errors that are `Send` and `Sync`, into a report.
+/// Both `{}` and `{:?}` print this text. A `main` that returns a `Result` prints the error's `Debug`, which for most other
+/// types shows variants and fields to programmers. The operator `?` converts texts, and errors that are `Send` and `Sync`,
+/// into a report; [`Report::of`] makes a report of an error that the program still needs.
 ///
 /// ```no_run
 /// fn main() -> Result<(), adverb::Report> {
@@ -35,28 +37,52 @@ use crate::verbs::{self, PostError, RecvRequest, SendRequest};
 ///   cause: Permission denied (os error 13)
 ///   hint: allow the process to read and write /dev/infiniband/uverbs*
 /// ```
-pub struct Report(Box<dyn Error + Send + Sync>);
+pub struct Report(String);
 
-impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Report {
-    fn from(error: E) -> Report {
-        Report(error.into())
-    }
-}
-
-impl fmt::Debug for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = self.0.to_string();
-        for cause in chain(&*self.0).skip(1) {
+impl Report {
+    /// Makes a report of an error, without consuming the error.
+    ///
+    /// ```
+    /// use adverb::Report;
+    /// use adverb::blocking::connect;
+    ///
+    /// // No program listens at port 1.
+    /// if let Err(error) = connect("127.0.0.1:1") {
+    ///     eprintln!("{}", Report::of(&error));
+    ///     assert!(error.is_retryable());
+    /// }
+    /// ```
+    pub fn of(error: &(dyn Error + 'static)) -> Report {
+        let mut text = error.to_string();
+        for cause in chain(error).skip(1) {
             let message = cause.to_string();
             // Errors of other crates may contain the text of their cause.
             if !text.contains(&message) {
                 text += &format!("\n  cause: {message}");
             }
         }
-        if let Some(hint) = chain(&*self.0).find_map(hint) {
+        if let Some(hint) = chain(error).find_map(hint) {
             text += &format!("\n  hint: {hint}");
         }
-        f.write_str(&text)
+        Report(text)
+    }
+}
+
+impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Report {
+    fn from(error: E) -> Report {
+        Report::of(&*error.into())
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 
@@ -65,18 +91,28 @@ fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn 
     std::iter::successors(Some(error), |&error| error.source())
 }
 
+/// Returns a reference to the error if it is an `E`, a `Box<E>` or an `Arc<E>`, which are error types of their own.
+fn downcast<'a, E: Error + 'static>(error: &'a (dyn Error + 'static)) -> Option<&'a E> {
+    None.or_else(|| error.downcast_ref::<E>())
+        .or_else(|| error.downcast_ref::<Box<E>>().map(|error| &**error))
+        .or_else(|| error.downcast_ref::<Arc<E>>().map(|error| &**error))
+}
+
 /// Returns the hint of an error of Adverb, of an error that contains one, or of an [`io::Error`](std::io::Error) that was
 /// made of one.
 #[allow(clippy::useless_conversion, reason = "some of the errors return a `&'static str`")]
 fn hint<'a>(error: &'a (dyn Error + 'static)) -> Option<Cow<'a, str>> {
     macro_rules! hint_of {
         ($($error:ty)*) => {
-            $(if let Some(error) = error.downcast_ref::<$error>() {
+            $(if let Some(error) = downcast::<$error>(error) {
                 return error.hint().map(Cow::from);
             })*
         };
     }
-    if let Some(error) = error.downcast_ref::<std::io::Error>() {
+    if let Some(error) = error.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
+        return hint(&**error);
+    }
+    if let Some(error) = downcast::<std::io::Error>(error) {
         let inner: &(dyn Error + 'static) = error.get_ref()?;
         return hint(inner);
     }
@@ -120,9 +156,9 @@ fn hint<'a>(error: &'a (dyn Error + 'static)) -> Option<Cow<'a, str>> {
         probe::ProbeError
     }
     let cause = None
-        .or_else(|| error.downcast_ref::<PostError<SendRequest>>().map(|error| &error.error))
-        .or_else(|| error.downcast_ref::<PostError<RecvRequest>>().map(|error| &error.error))
-        .or_else(|| error.downcast_ref::<RawPostError>().map(|error| &error.error));
+        .or_else(|| downcast::<PostError<SendRequest>>(error).map(|error| &error.error))
+        .or_else(|| downcast::<PostError<RecvRequest>>(error).map(|error| &error.error))
+        .or_else(|| downcast::<RawPostError>(error).map(|error| &error.error));
     cause?.hint()
 }
 
@@ -149,6 +185,22 @@ mod tests {
         verbs::Error::PermissionDenied { action, call, source }
     }
 
+    /// An error with a cause.
+    #[derive(Debug)]
+    struct Outer<E>(E, &'static str);
+
+    impl<E: Error> fmt::Display for Outer<E> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.1)
+        }
+    }
+
+    impl<E: Error + 'static> Error for Outer<E> {
+        fn source(&self) -> Option<&(dyn Error + 'static)> {
+            Some(&self.0)
+        }
+    }
+
     #[test]
     fn a_report_shows_texts_and_errors_of_other_crates() {
         assert_eq!(report(parse("x").unwrap_err()), "invalid digit found in string");
@@ -167,18 +219,6 @@ mod tests {
 
     #[test]
     fn a_report_shows_causes_and_their_hint_once() {
-        #[derive(Debug)]
-        struct Outer<E>(E, &'static str);
-        impl<E: Error> fmt::Display for Outer<E> {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.1)
-            }
-        }
-        impl<E: Error + 'static> Error for Outer<E> {
-            fn source(&self) -> Option<&(dyn Error + 'static)> {
-                Some(&self.0)
-            }
-        }
         let number = |text| report(Outer("x".parse::<u16>().unwrap_err(), text));
         assert_eq!(
             number("the port is invalid"),
@@ -201,5 +241,33 @@ mod tests {
         assert_eq!(report(error()), expected);
         assert_eq!(report(crate::Error::from(error())), expected);
         assert_eq!(report(std::io::Error::from(error())), expected);
+    }
+    #[test]
+    fn a_report_shows_the_hint_of_boxed_and_shared_errors() {
+        let expected = report(failed());
+        assert!(expected.contains("\n  hint: "));
+        assert_eq!(report(Box::new(failed())), expected);
+        assert_eq!(report(Arc::new(failed())), expected);
+        assert_eq!(report(Arc::<dyn Error + Send + Sync>::from(Box::from(failed()))), expected);
+        assert_eq!(report(Box::new(std::io::Error::from(failed()))), expected);
+        assert_eq!(report(Arc::new(std::io::Error::from(failed()))), expected);
+        assert_eq!(report(std::io::Error::other(Arc::new(failed()))), expected);
+        let refused = || PostError::<SendRequest> { error: failed(), requests: Vec::new() };
+        assert_eq!(report(Box::new(refused())), expected);
+        let expected = format!("the server cannot start\n  cause: {expected}");
+        assert_eq!(report(Outer(Box::new(failed()), "the server cannot start")), expected);
+        assert_eq!(report(Outer(Arc::new(failed()), "the server cannot start")), expected);
+        match crate::Error::from(failed()) {
+            crate::Error::Verbs(error) => assert_eq!(report(error), report(failed())),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_report_needs_no_ownership_of_the_error_and_has_one_text() {
+        let error = failed();
+        assert_eq!(Report::of(&error).to_string(), report(failed()));
+        assert_eq!(format!("{:?}", Report::of(&error)), report(error));
+        assert_eq!(Report::from("a text").to_string(), "a text");
     }
 }
