@@ -109,7 +109,7 @@ impl Options {
 
     /// Sets whether the connections with these options share one protection domain and one pool per device. The default
     /// is `false`: each connection has a domain of its own. A listener that
-    /// [exposes](crate::blocking::ListenerBuilder::expose) regions always shares a domain.
+    /// [exposes](crate::blocking::ListenerBuilder::expose_region) regions always shares a domain.
     ///
     /// A [`SharedRegion`](crate::SharedRegion) is registered once for each domain. Connections share a domain if their
     /// options are clones of the value on which this method was called, so all connections of a listener do.
@@ -272,6 +272,11 @@ impl Options {
 
     /// Sets the time limit of calls that wait for a message, for credits, or for a one-sided operation. The default is
     /// `None`: no limit.
+    ///
+    /// The limit also applies to `recv` of a server that waits for requests. It does not end the connection: a reply that
+    /// arrives after the time limit is returned by the next `recv`. A limit that is shorter than the time to detect a
+    /// failure (see [`keepalive`](Options::keepalive)) and to [reconnect](Options::reconnect) hides the reason of the
+    /// failure, because the calls return `TimedOut` first.
     pub fn timeout(mut self, timeout: impl Into<Option<Duration>>) -> Options {
         self.timeout = timeout.into().unwrap_or(Duration::MAX);
         self
@@ -299,8 +304,8 @@ impl Options {
     /// [`keepalive`](Options::keepalive) describes; without such a call, the failure is not detected. One thread then
     /// reconnects all failed connections of the process: the connector dials again, and the listener accepts, if it
     /// still exists. The accepting side must have detected the failure too, or a caller must be waiting in
-    /// [`accept`](crate::blocking::Listener::accept). Therefore, set the keepalive to a small fraction of this time
-    /// limit.
+    /// [`accept`](crate::blocking::Listener::accept). To make both sides detect the failure before this time limit expires,
+    /// set the keepalive to a small fraction of it.
     ///
     /// Each side then replays the messages that the peer has not received. No message is lost or duplicated while both
     /// programs run, and waiting calls keep waiting. One-sided operations in flight fail, because this side cannot

@@ -16,28 +16,52 @@ use crate::error::RemoteErrorKind;
 pub(crate) struct PeerRegion {
     region: ExposedRegion,
     lane: u32,
-    /// Whether the peer has withdrawn the memory. All regions with the same name share the flag.
-    is_withdrawn: Arc<AtomicBool>,
+    /// All regions with the same name share it.
+    name: Arc<RegionName>,
+}
+
+/// The name of memory, which is empty if the memory is exposed at addresses.
+#[derive(Debug)]
+struct RegionName {
+    name: Box<str>,
+    /// Whether the peer has withdrawn the memory.
+    is_withdrawn: AtomicBool,
 }
 
 impl PeerRegion {
     /// Returns memory that the peer has exposed over the lane of this number. `earlier` is the memory that had the same
     /// name before.
-    pub(crate) fn new(region: ExposedRegion, lane: u32, earlier: Option<&PeerRegion>) -> PeerRegion {
-        let is_withdrawn = earlier.map(|earlier| Arc::clone(&earlier.is_withdrawn)).unwrap_or_default();
-        PeerRegion { region, lane, is_withdrawn }
+    pub(crate) fn new(
+        name: &str,
+        region: ExposedRegion,
+        lane: u32,
+        earlier: Option<&PeerRegion>,
+    ) -> PeerRegion {
+        let new = || Arc::new(RegionName { name: name.into(), is_withdrawn: AtomicBool::new(false) });
+        let name = earlier.map_or_else(new, |earlier| Arc::clone(&earlier.name));
+        PeerRegion { region, lane, name }
+    }
+
+    /// Returns the name of the memory, which is empty if the memory is exposed at addresses.
+    pub(crate) fn name(&self) -> &str {
+        &self.name.name
+    }
+
+    /// Returns the operations that the peer permits.
+    pub(crate) fn access(&self) -> RemoteAccess {
+        RemoteAccess::from_bits(self.region.rights & !BY_ADDRESS)
     }
 
     /// Records that the peer has withdrawn the memory.
     pub(crate) fn set_withdrawn(&self) {
-        self.is_withdrawn.store(true, Ordering::Relaxed);
+        self.name.is_withdrawn.store(true, Ordering::Relaxed);
     }
 
     /// Checks that the peer has not withdrawn the memory. Otherwise its device would reject the request, which ends the
     /// connection.
     pub(crate) fn check_exposed(&self, peer: SocketAddr) -> Result<(), RemoteErrorKind> {
-        match self.is_withdrawn.load(Ordering::Relaxed) {
-            true => Err(RemoteErrorKind::Withdrawn { peer }),
+        match self.name.is_withdrawn.load(Ordering::Relaxed) {
+            true => Err(RemoteErrorKind::Withdrawn { peer, name: self.name().into() }),
             false => Ok(()),
         }
     }
@@ -75,8 +99,9 @@ impl PeerRegion {
         len: usize,
         access: RemoteAccess,
     ) -> Result<RemoteAddress, RemoteErrorKind> {
-        if !RemoteAccess::from_bits(self.region.rights).contains(access) {
-            return Err(RemoteErrorKind::NotPermitted { access });
+        if !self.access().contains(access) {
+            let name = (!self.is_by_address()).then(|| self.name().into());
+            return Err(RemoteErrorKind::NotPermitted { name, access });
         }
         let (len, size) = (len as u64, self.region.len);
         match offset.checked_add(len) {

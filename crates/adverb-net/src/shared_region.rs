@@ -16,7 +16,7 @@ use crate::domains::SharedDomain;
 /// Memory of this process that it exposes to many peers, with rights per peer.
 ///
 /// The memory is registered once for each protection domain, and not for each connection. A
-/// [listener](crate::blocking::ListenerBuilder::expose) exposes it to every peer, and
+/// [listener](crate::blocking::ListenerBuilder::expose_region) exposes it to every peer, and
 /// [`Connection::expose_region`](crate::blocking::Connection::expose_region) to one peer, with the access that this peer
 /// needs. [`Connection::withdraw`](crate::blocking::Connection::withdraw) ends the access of one peer, and
 /// [`withdraw`](SharedRegion::withdraw) that of all.
@@ -32,7 +32,7 @@ use crate::domains::SharedDomain;
 /// let chunks = SharedRegion::allocate(1 << 20)?;
 /// chunks.write(4096, b"a chunk")?;
 /// let listener =
-///     Listener::builder().expose("chunks", &chunks, RemoteAccess::READ).bind("127.0.0.1:0")?;
+///     Listener::builder().expose_region("chunks", &chunks, RemoteAccess::READ).bind("127.0.0.1:0")?;
 /// let address = listener.local_addr();
 /// let server = std::thread::spawn(move || listener.accept());
 ///

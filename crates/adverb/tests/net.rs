@@ -386,7 +386,7 @@ fn exposed_memory_is_accessed_without_calls_of_the_peer() {
         (remote_log.fetch_add(0, 1).unwrap_err(), RemoteAccess::ATOMIC),
     ] {
         assert!(
-            matches!(refused.kind, RemoteErrorKind::NotPermitted { access } if access == needed),
+            matches!(refused.kind, RemoteErrorKind::NotPermitted { access, .. } if access == needed),
             "{refused:?}"
         );
     }
@@ -427,7 +427,7 @@ fn threads_increment_a_remote_counter_while_messages_are_sent() {
 #[test]
 fn waiting_for_unexposed_memory_times_out() {
     let (left, right) = pair(&options().timeout(Duration::from_millis(50)));
-    let is_timeout = |error: &RemoteError| matches!(error.kind, RemoteErrorKind::TimedOut { .. });
+    let is_timeout = |error: &RemoteError| matches!(error.kind, RemoteErrorKind::RegionTimedOut { .. });
     assert!(left.remote_region("nothing").is_err_and(|error| is_timeout(&error)));
     let error = right.expose(&"long".repeat(17), 8, RemoteAccess::READ).unwrap_err();
     assert!(matches!(error, ExposeError::NameTooLong { len: 68, max: 64 }), "{error:?}");

@@ -74,7 +74,7 @@ fn one_region_is_exposed_to_many_connections() {
         chunks.write(at, &(at as u64).to_le_bytes()).unwrap();
     }
     let (before, registered, start) = (resident_bytes(), regions(), Instant::now());
-    let listener = Listener::builder().options(&options).expose("chunks", &chunks, RemoteAccess::READ);
+    let listener = Listener::builder().options(&options).expose_region("chunks", &chunks, RemoteAccess::READ);
     let listener = listener.bind("127.0.0.1:0").unwrap();
     println!("bound, with a region of {mebibytes} MiB, in {:?}", start.elapsed());
     let start = Instant::now();

@@ -183,7 +183,7 @@ impl ListenerBuilder {
     /// A listener with more than a few regions announces them while a call waits in [`accept`](Listener::accept). A peer
     /// that does not receive the announcements is accepted after [`Options::connect_timeout`], and later calls that use
     /// the connection announce the remaining regions.
-    pub fn expose(
+    pub fn expose_region(
         mut self,
         name: impl Into<String>,
         region: &SharedRegion,

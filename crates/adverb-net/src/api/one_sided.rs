@@ -4,8 +4,9 @@ macro_rules! one_sided {
     ($(tasks $async:tt $await:tt #[$tasks:meta])? $(threads #[$threads:meta])?) => { mod one_sided {
 
 use std::ops::Range;
+use std::time::Duration;
 
-use adverb_verbs::memory::{Memory, MemoryRegion, PoolBuf};
+use adverb_verbs::memory::{Memory, MemoryRegion, Pool, PoolBuf};
 
 use super::{Connection, register_region};
 use crate::driver::{Announcement, Driver, PendingOp, word_from_buffer};
@@ -110,9 +111,9 @@ impl Connection {
     /// in a shared domain can use it over another queue pair, also over one of its later connections, as long as the
     /// memory is registered.
     ///
-    /// A window is bound after the requests that were posted before. [`expose_region`](Connection::expose_region) and
-    /// [`expose`](Connection::expose) return after that. A withdrawal during a handshake or a reconnect, before the window
-    /// is bound, fails the queue pair.
+    /// The queue pair binds a window in the order of its requests. [`expose`](Connection::expose) and
+    /// [`expose_region`](Connection::expose_region) wait for the bind. A handshake and a reconnect do not, so a withdrawal
+    /// may then precede the bind: the bind fails, and with it the queue pair.
     pub fn withdraw(&self, name: &str) -> bool {
         self.driver.withdraw(name)
     }
@@ -125,6 +126,10 @@ impl Connection {
 
     /// Waits until the peer has exposed memory under this name, and returns the region.
     ///
+    /// **Without [`Options::timeout`], which is the default, the call waits without limit** for a name that the peer does
+    /// not expose, or has withdrawn. [`remote_region_timeout`](Connection::remote_region_timeout) has a time limit of its
+    /// own.
+    ///
     /// The peer announces exposed memory in order with its messages. If the messages before the announcement exceed
     /// [`Options::recv_buffer_limit`], the caller must receive them first.
     ///
@@ -132,17 +137,37 @@ impl Connection {
     ///
     /// - Returns [`RemoteErrorKind::ConnectionLost`] if the connection ends, and [`RemoteErrorKind::NotExposed`] if the
     ///   peer shuts down its sending direction, during the wait.
-    /// - Returns [`RemoteErrorKind::TimedOut`] if the peer does not expose the memory within [`Options::timeout`].
+    /// - Returns [`RemoteErrorKind::RegionTimedOut`] if the peer does not expose the memory within [`Options::timeout`].
     $(#[$tasks]
     /// # Cancel safety
     ///
     /// Dropping the future has no effect on the connection.
     )?
     pub $($async)? fn remote_region(&self, name: &str) -> Result<RemoteRegion, RemoteError> {
+        self.remote_region_timeout(name, self.driver.options.timeout)$(.$await)?
+    }
+
+    /// Waits for a region like [`remote_region`](Connection::remote_region), but no longer than `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`remote_region`](Connection::remote_region).
+    $(#[$tasks]
+    /// # Cancel safety
+    ///
+    /// Dropping the future has no effect on the connection.
+    )?
+    pub $($async)? fn remote_region_timeout(
+        &self,
+        name: &str,
+        timeout: impl Into<Option<Duration>>,
+    ) -> Result<RemoteRegion, RemoteError> {
+        let timeout = timeout.into().unwrap_or(Duration::MAX);
         // The announcement that the peer has withdrawn the memory may have arrived.
         self.driver.poll_once();
-        let found = self.wait(self.driver.options.timeout, |driver, core| driver.find_region(core, name));
-        Ok(RemoteRegion { memory: found$(.$await)??, connection: self.clone() })
+        let found = self.wait(timeout, |driver, core| driver.find_region(core, name))$(.$await)?;
+        let memory = found.map_err(|kind: RemoteErrorKind| kind.of_region(Some(name)))?;
+        Ok(RemoteRegion { memory, connection: self.clone() })
     }
 }
 
@@ -159,6 +184,21 @@ pub struct RemoteRegion {
 }
 
 impl RemoteRegion {
+    /// Returns the name under which the peer exposes the memory.
+    pub fn name(&self) -> &str {
+        self.memory.name()
+    }
+
+    /// Returns the operations that the peer permits.
+    pub fn access(&self) -> RemoteAccess {
+        self.memory.access()
+    }
+
+    /// Returns the pool of the [connection](Connection::pool), for the buffers of [`read_into`](RemoteRegion::read_into).
+    pub fn pool(&self) -> Pool {
+        self.connection.driver.pool()
+    }
+
     /// Returns the size of the memory in bytes.
     #[allow(clippy::len_without_is_empty, reason = "a region is never empty")]
     pub fn len(&self) -> u64 {
@@ -348,14 +388,16 @@ impl Connection {
     ///
     /// - Returns [`RemoteErrorKind::ConnectionLost`] if the connection ends, and [`RemoteErrorKind::NotExposed`] if the
     ///   peer shuts down its sending direction, during the wait.
-    /// - Returns [`RemoteErrorKind::TimedOut`] if the peer does not expose memory within [`Options::timeout`].
+    /// - Returns [`RemoteErrorKind::RegionTimedOut`] if the peer does not expose memory within [`Options::timeout`].
+    ///   Without that option, which is the default, the call waits without limit.
     $(#[$tasks]
     /// # Cancel safety
     ///
     /// Dropping the future has no effect on the connection.
     )?
     pub $($async)? fn address_space(&self) -> Result<AddressSpace, RemoteError> {
-        self.wait(self.driver.options.timeout, Driver::has_addresses)$(.$await)??;
+        let found = self.wait(self.driver.options.timeout, Driver::has_addresses)$(.$await)?;
+        found.map_err(|kind: RemoteErrorKind| kind.of_region(None))?;
         Ok(AddressSpace { connection: self.clone() })
     }
 }

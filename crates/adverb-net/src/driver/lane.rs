@@ -167,7 +167,9 @@ impl Lane {
         while let Some(event) = manager.try_event()? {
             match event {
                 ConnectionEvent::Disconnected => has_disconnected = true,
-                ConnectionEvent::DeviceRemoved => return Err(device_removed("keeping a connection established")),
+                ConnectionEvent::DeviceRemoved => {
+                    return Err(device_removed("keeping a connection established"));
+                }
                 _ => {}
             }
         }

@@ -181,6 +181,13 @@ impl Core {
         self.missing.is_some()
     }
 
+    /// Whether the connection has failed, and is being re-established.
+    fn is_reconnecting(&self) -> bool {
+        use PhaseKind::{Disconnected, Draining, Handshake};
+        self.connection.session().is_some()
+            && matches!(self.connection.phase(), Draining | Disconnected | Handshake)
+    }
+
     /// Returns the time from the last reading of the clock until the connection's next timeout.
     pub(crate) fn timeout(&self) -> Duration {
         self.connection.poll_timeout().map_or(Duration::MAX, |time| time - self.now)

@@ -239,7 +239,7 @@ impl Driver {
                 Event::Established { lane } => self.handle_established(core, lane),
                 Event::Exposed { name, region } => {
                     let earlier = core.peer_regions.get(&name);
-                    let region = PeerRegion::new(region, core.connection.lane(), earlier);
+                    let region = PeerRegion::new(&name, region, core.connection.lane(), earlier);
                     let count = core.peer_regions.len() + core.peer_addresses.len();
                     let is_new = region.is_by_address() || !core.peer_regions.contains_key(&name);
                     if count >= MAX_PEER_REGIONS && is_new {

@@ -78,6 +78,11 @@ impl Driver {
         }
     }
 
+    /// Returns the error of a wait that has exceeded its time limit.
+    pub(crate) fn timed_out<E: WaitError>(&self, core: &Core, timeout: Duration) -> E {
+        E::timed_out(self.peer, timeout, core.is_reconnecting())
+    }
+
     /// Blocks until `ready` returns a value. The caller has just called `ready`, which returned none.
     fn block<T, E: WaitError>(
         &self,
@@ -85,9 +90,8 @@ impl Driver {
         timeout: Duration,
         mut ready: impl FnMut(&Driver, &mut Core) -> Result<Option<T>, E>,
     ) -> Result<T, E> {
-        let timed_out = || Err(E::timed_out(self.peer, timeout));
         if timeout.is_zero() {
-            return timed_out();
+            return Err(self.timed_out(&core, timeout));
         }
         let deadline = Deadline::new(timeout);
         let mut caller = WaitingCaller::new(self, CallerKind::Thread);
@@ -102,7 +106,7 @@ impl Driver {
             let now = Instant::now();
             let left = deadline.left_at(now);
             if left.is_zero() {
-                return timed_out();
+                return Err(self.timed_out(&locked.core, timeout));
             }
             locked.core.now = self.time_at(now);
             let left = left.min(locked.core.timeout());

@@ -265,8 +265,12 @@ impl ConnectError {
             }
             ConnectError::Aborted { .. } => "the peer's error or log has the cause",
             ConnectError::Authentication { mismatch, .. } => match mismatch {
-                KeyMismatch::LocalKeyMissing => "set the peer's key with `Options::key`",
-                KeyMismatch::PeerKeyMissing => "set the key on the peer with `Options::key`",
+                KeyMismatch::LocalKeyMissing => {
+                    "this side has no key: set the same key as the peer's with `Options::key`"
+                }
+                KeyMismatch::PeerKeyMissing => {
+                    "the peer has no key: set the same key as this side's in the peer's program with `Options::key`"
+                }
                 KeyMismatch::KeysDiffer => "set the same key on both sides with `Options::key`",
             },
             ConnectError::Version { .. } => "use the same version of Adverb on both sides",

@@ -71,7 +71,7 @@ pub enum ConnectionError {
         timeout: Duration,
     },
     /// A request failed. With [`Status::RemoteAccess`], the peer's device has refused an operation of this side on its
-    /// memory, for example because the memory is no longer exposed.
+    /// memory: the peer has probably withdrawn the memory while the operation was in flight.
     #[error("a request to {peer} failed: {status}")]
     RequestFailed {
         /// The peer's address.
@@ -152,12 +152,22 @@ impl ConnectionError {
             ConnectionError::PeerLost { has_exited: true, .. } => {
                 "check whether the peer's program has exited"
             }
-            ConnectionError::PeerLost { has_exited: false, .. } => {
-                return Status::RetryExceeded.hint().map(Cow::from);
+            ConnectionError::PeerLost { peer, has_exited: false } => {
+                let host = peer.ip();
+                return Some(
+                    format!(
+                        "connect again: the peer's process or host has probably ended; if it runs, test the path with \
+                         `adverb doctor {host}`"
+                    )
+                    .into(),
+                );
             }
             ConnectionError::ProtocolViolation { .. } => "use the same version of Adverb on both sides",
             ConnectionError::CloseTimedOut { .. } => {
                 "check that the peer's program receives its messages, or raise `Options::connect_timeout`"
+            }
+            ConnectionError::RequestFailed { status: Status::RemoteAccess, .. } => {
+                "connect again: the peer has probably withdrawn the memory while an operation was in flight"
             }
             ConnectionError::RequestFailed { status, .. } => return status.hint().map(Cow::from),
             ConnectionError::QueuePairFailed { event: Some(event), .. } => {
@@ -204,6 +214,7 @@ impl ConnectionError {
             | ConnectionError::PeerLost { .. }
             | ConnectionError::CloseTimedOut { .. }
             | ConnectionError::MemoryWithdrawn { .. }
+            | ConnectionError::RequestFailed { status: Status::RemoteAccess, .. }
             | ConnectionError::ReconnectFailed { .. } => true,
             ConnectionError::ProtocolViolation { .. }
             | ConnectionError::LocallyClosed { .. }
@@ -246,7 +257,7 @@ impl ConnectionError {
 
 /// A close has its own time limit, and the other operations that return this error have none.
 impl WaitError for ConnectionError {
-    fn timed_out(peer: SocketAddr, timeout: Duration) -> ConnectionError {
+    fn timed_out(peer: SocketAddr, timeout: Duration, _: bool) -> ConnectionError {
         ConnectionError::CloseTimedOut { peer, timeout }
     }
 }

@@ -25,11 +25,21 @@ use std::time::Duration;
 /// The error of an operation that waits for a connection.
 pub(crate) trait WaitError: From<ConnectionError> {
     /// Returns the error of an operation that has exceeded its time limit.
-    fn timed_out(peer: SocketAddr, timeout: Duration) -> Self;
+    /// `is_reconnecting` tells whether the connection has failed and is being re-established.
+    fn timed_out(peer: SocketAddr, timeout: Duration, is_reconnecting: bool) -> Self;
 }
 
 /// The hint of an error for lack of descriptors.
 const DESCRIPTORS_HINT: &str = "raise the limit of open files (`ulimit -n`)";
+
+/// The hint of an operation that has exceeded its time limit while the connection was being re-established.
+const RECONNECTING_HINT: &str = "raise `Options::timeout` above the time that detecting a failure and reconnecting take, \
+                                 or call `closed`, which returns the reason if reconnecting fails";
+
+/// Returns the end of the message of an operation that has exceeded its time limit.
+fn reconnecting(is_reconnecting: bool) -> &'static str {
+    if is_reconnecting { "; the connection has failed and is being re-established" } else { "" }
+}
 
 /// Returns the code of the operating system's error in the chain of sources, if there is one.
 pub(crate) fn os_error(error: &(dyn Error + 'static)) -> Option<i32> {
@@ -45,7 +55,7 @@ pub(crate) fn is_descriptor_shortage(error: &(dyn Error + 'static)) -> bool {
 /// Converts the errors to [`io::Error`] with the error as the inner error, and asserts their sizes.
 macro_rules! into_io_error {
     ($($error:ty: |$value:ident| $kind:expr,)*) => {$(
-        const _: () = assert!(size_of::<$error>() <= 64);
+        const _: () = assert!(size_of::<$error>() <= 72);
 
         /// Keeps the error as the inner error. The variant determines the kind.
         impl From<$error> for std::io::Error {

@@ -10,7 +10,9 @@ use std::time::Duration;
 use adverb_verbs as verbs;
 use adverb_verbs::memory::PoolBuf;
 
-use super::{ConnectionError, SendError, SendErrorKind, WaitError, into_io_error};
+use super::{
+    ConnectionError, RECONNECTING_HINT, SendError, SendErrorKind, WaitError, into_io_error, reconnecting,
+};
 use crate::access::RemoteAccess;
 
 /// The error of memory that could not be exposed to the peer.
@@ -98,8 +100,10 @@ pub enum RemoteErrorKind {
         offset: u64,
     },
     /// The peer has not granted this access. No request was posted.
-    #[error("the peer has not granted {} access to its memory", access_name(*.access))]
+    #[error("the peer has not granted {} access to its memory{}", access_name(*.access), quoted(.name))]
     NotPermitted {
+        /// The name of the memory, or `None` for memory that is exposed at addresses.
+        name: Option<Box<str>>,
         /// The access that the operation needs.
         access: RemoteAccess,
     },
@@ -116,10 +120,12 @@ pub enum RemoteErrorKind {
         peer: SocketAddr,
     },
     /// The peer has withdrawn the memory. No request was posted.
-    #[error("{peer} has withdrawn the memory")]
+    #[error("{peer} has withdrawn the memory {name:?}")]
     Withdrawn {
         /// The peer's address.
         peer: SocketAddr,
+        /// The name of the memory.
+        name: Box<str>,
     },
     /// The device cannot transfer that many bytes in one request.
     #[error("a transfer of {len} bytes exceeds the device's maximum of {max} bytes")]
@@ -148,14 +154,31 @@ pub enum RemoteErrorKind {
         /// The peer's address.
         peer: SocketAddr,
     },
-    /// The operation did not complete within the time limit, and may still be executed; or the peer did not expose
-    /// the memory within the time limit.
-    #[error("the access to memory of {peer} took longer than {timeout:?}")]
+    /// The operation did not complete within the time limit, and may still be executed.
+    #[error("the access to memory of {peer} took longer than {timeout:?}{}", reconnecting(*.is_reconnecting))]
     TimedOut {
         /// The peer's address.
         peer: SocketAddr,
         /// The time limit.
         timeout: Duration,
+        /// Whether the connection has failed, and was being re-established when the time limit expired.
+        is_reconnecting: bool,
+    },
+    /// The peer did not expose memory under the name, or at any addresses, within the time limit.
+    #[error(
+        "{peer} has not exposed memory {} within {timeout:?}{}",
+        named(.name),
+        reconnecting(*.is_reconnecting)
+    )]
+    RegionTimedOut {
+        /// The peer's address.
+        peer: SocketAddr,
+        /// The name, or `None` if the call waited for an address space.
+        name: Option<Box<str>>,
+        /// The time limit.
+        timeout: Duration,
+        /// Whether the connection has failed, and was being re-established when the time limit expired.
+        is_reconnecting: bool,
     },
     /// Memory for the operation could not be allocated.
     #[error("allocating memory for an access to memory of {peer} failed")]
@@ -188,7 +211,7 @@ impl ExposeError {
             }
             ExposeError::Memory { source, .. } => source.hint(),
             ExposeError::UnsharedDomain { .. } => {
-                Some("set `Options::shared_domain`, or use `ListenerBuilder::expose`".into())
+                Some("set `Options::shared_domain`, or use `ListenerBuilder::expose_region`".into())
             }
             ExposeError::Withdrawn => None,
             ExposeError::Send(error) => error.hint(),
@@ -250,6 +273,17 @@ impl RemoteErrorKind {
             RemoteErrorKind::Interrupted { .. } => {
                 "check whether the operation took effect; after a reconnect, call `remote_region` again"
             }
+            RemoteErrorKind::Withdrawn { .. } => {
+                "call `remote_region` again after the peer has exposed memory under this name again"
+            }
+            RemoteErrorKind::TimedOut { is_reconnecting: true, .. }
+            | RemoteErrorKind::RegionTimedOut { is_reconnecting: true, .. } => RECONNECTING_HINT,
+            RemoteErrorKind::RegionTimedOut { name: Some(_), .. } => {
+                "check the name; a withdrawn region is not exposed to new connections"
+            }
+            RemoteErrorKind::RegionTimedOut { name: None, .. } => {
+                "check that the peer calls `expose_addresses` for this connection"
+            }
             RemoteErrorKind::Memory { source, .. } => return source.hint(),
             RemoteErrorKind::Notify { source, .. } => return source.hint(),
             RemoteErrorKind::ConnectionLost(error) => return error.hint(),
@@ -257,8 +291,7 @@ impl RemoteErrorKind {
             | RemoteErrorKind::InvalidRange { .. }
             | RemoteErrorKind::UnknownAddresses { .. }
             | RemoteErrorKind::NotExposed { .. }
-            | RemoteErrorKind::Withdrawn { .. }
-            | RemoteErrorKind::TimedOut { .. } => return None,
+            | RemoteErrorKind::TimedOut { is_reconnecting: false, .. } => return None,
         };
         Some(hint.into())
     }
@@ -266,7 +299,7 @@ impl RemoteErrorKind {
     /// Whether a time limit has expired.
     pub fn is_timeout(&self) -> bool {
         match self {
-            RemoteErrorKind::TimedOut { .. } => true,
+            RemoteErrorKind::TimedOut { .. } | RemoteErrorKind::RegionTimedOut { .. } => true,
             RemoteErrorKind::Notify { source, .. } => source.is_timeout(),
             RemoteErrorKind::ConnectionLost(error) => error.is_timeout(),
             _ => false,
@@ -275,13 +308,15 @@ impl RemoteErrorKind {
 
     /// Whether the same access can succeed later without a change of the program or the configuration. After
     /// [`Stale`](RemoteErrorKind::Stale) and [`Interrupted`](RemoteErrorKind::Interrupted), this takes a new call of
-    /// `remote_region`, and after [`ConnectionLost`](RemoteErrorKind::ConnectionLost) a new connection. After
-    /// `Interrupted` and [`TimedOut`](RemoteErrorKind::TimedOut), the first access may have been executed.
+    /// `remote_region`, and after [`ConnectionLost`](RemoteErrorKind::ConnectionLost) a new connection. The time
+    /// limits ([`TimedOut`](RemoteErrorKind::TimedOut), [`RegionTimedOut`](RemoteErrorKind::RegionTimedOut)) are retryable,
+    /// too. After `Interrupted` and `TimedOut`, the first access may have been executed.
     pub fn is_retryable(&self) -> bool {
         match self {
             RemoteErrorKind::Stale { .. }
             | RemoteErrorKind::Interrupted { .. }
-            | RemoteErrorKind::TimedOut { .. } => true,
+            | RemoteErrorKind::TimedOut { .. }
+            | RemoteErrorKind::RegionTimedOut { .. } => true,
             RemoteErrorKind::Memory { source, .. } => source.is_retryable(),
             RemoteErrorKind::Notify { source, .. } => source.is_retryable(),
             RemoteErrorKind::ConnectionLost(error) => error.is_retryable(),
@@ -294,6 +329,17 @@ impl RemoteErrorKind {
         RemoteErrorKind::Memory { peer, source: Box::new(error) }
     }
 
+    /// Returns the error of a wait for exposed memory, from that of the wait.
+    pub(crate) fn of_region(self, name: Option<&str>) -> RemoteErrorKind {
+        match self {
+            RemoteErrorKind::TimedOut { peer, timeout, is_reconnecting } => {
+                let name = name.map(Box::from);
+                RemoteErrorKind::RegionTimedOut { peer, name, timeout, is_reconnecting }
+            }
+            kind => kind,
+        }
+    }
+
     /// Returns the error of a notification that can't be sent.
     pub(crate) fn notify(peer: SocketAddr, error: SendError) -> RemoteErrorKind {
         match error.kind {
@@ -304,8 +350,8 @@ impl RemoteErrorKind {
 }
 
 impl WaitError for RemoteErrorKind {
-    fn timed_out(peer: SocketAddr, timeout: Duration) -> RemoteErrorKind {
-        RemoteErrorKind::TimedOut { peer, timeout }
+    fn timed_out(peer: SocketAddr, timeout: Duration, is_reconnecting: bool) -> RemoteErrorKind {
+        RemoteErrorKind::TimedOut { peer, timeout, is_reconnecting }
     }
 }
 
@@ -360,7 +406,7 @@ into_io_error! {
         ExposeError::Send(_) => io::ErrorKind::Other,
     },
     RemoteErrorKind: |error| match error {
-        RemoteErrorKind::TimedOut { .. } => io::ErrorKind::TimedOut,
+        RemoteErrorKind::TimedOut { .. } | RemoteErrorKind::RegionTimedOut { .. } => io::ErrorKind::TimedOut,
         RemoteErrorKind::Memory { .. } => io::ErrorKind::OutOfMemory,
         RemoteErrorKind::NotPermitted { .. } => io::ErrorKind::PermissionDenied,
         RemoteErrorKind::NotExposed { .. }
@@ -384,4 +430,14 @@ fn access_name(access: RemoteAccess) -> &'static str {
         RemoteAccess::ATOMIC => "atomic",
         _ => "the required",
     }
+}
+
+/// Returns the name of memory after a space, if the memory has one.
+fn quoted(name: &Option<Box<str>>) -> String {
+    name.as_ref().map_or_else(String::new, |name| format!(" {name:?}"))
+}
+
+/// Returns the way in which the peer was to expose memory.
+fn named(name: &Option<Box<str>>) -> String {
+    name.as_ref().map_or_else(|| "at addresses".to_owned(), |name| format!("named {name:?}"))
 }

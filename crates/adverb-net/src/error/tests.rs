@@ -69,3 +69,30 @@ fn the_log_line_of_a_handshake_has_the_causes_and_the_hint() {
     let expected = format!("opening device rxe0 failed: {cause} (hint: {hint})");
     assert_eq!(HandshakeError::from(denied).to_string(), expected);
 }
+
+#[test]
+fn a_wait_for_a_region_names_the_region_and_the_time_limit() {
+    let (peer, timeout) = (([192, 0, 2, 7], 7471).into(), std::time::Duration::from_millis(1500));
+    let error = || RemoteErrorKind::TimedOut { peer, timeout, is_reconnecting: false };
+    let region = error().of_region(Some("chunks"));
+    assert_eq!(region.to_string(), "192.0.2.7:7471 has not exposed memory named \"chunks\" within 1.5s");
+    assert!(region.hint().unwrap().starts_with("check the name"));
+    assert!(region.is_timeout() && region.is_retryable());
+    let addresses = error().of_region(None);
+    assert_eq!(addresses.to_string(), "192.0.2.7:7471 has not exposed memory at addresses within 1.5s");
+    let closed: RemoteErrorKind = ConnectionError::PeerClosed { peer }.into();
+    assert!(matches!(closed.of_region(None), RemoteErrorKind::ConnectionLost(_)));
+    assert_eq!(io::Error::from(region).kind(), io::ErrorKind::TimedOut);
+}
+
+#[test]
+fn hints_of_connections_speak_of_the_peer() {
+    let peer = ([192, 0, 2, 7], 7471).into();
+    let lost = ConnectionError::PeerLost { peer, has_exited: false };
+    let hint = lost.hint().unwrap();
+    assert!(hint.contains("connect again") && hint.contains("`adverb doctor 192.0.2.7`"), "{hint}");
+    let local = ConnectError::Authentication { peer, mismatch: KeyMismatch::LocalKeyMissing };
+    assert!(local.hint().unwrap().starts_with("this side has no key"));
+    let remote = ConnectError::Authentication { peer, mismatch: KeyMismatch::PeerKeyMissing };
+    assert!(remote.hint().unwrap().starts_with("the peer has no key"));
+}

@@ -9,7 +9,7 @@ use std::time::Duration;
 use adverb_verbs as verbs;
 use adverb_verbs::memory::PoolBuf;
 
-use super::{ConnectionError, WaitError, into_io_error};
+use super::{ConnectionError, RECONNECTING_HINT, WaitError, into_io_error, reconnecting};
 
 /// The error of a failed send, with the buffer that was not sent.
 ///
@@ -66,12 +66,14 @@ pub enum SendErrorKind {
         peer: SocketAddr,
     },
     /// The peer did not grant credits within the time limit.
-    #[error("{peer} accepted no further data within {timeout:?}")]
+    #[error("{peer} accepted no further data within {timeout:?}{}", reconnecting(*.is_reconnecting))]
     TimedOut {
         /// The peer's address.
         peer: SocketAddr,
         /// The time limit.
         timeout: Duration,
+        /// Whether the connection has failed, and was being re-established when the time limit expired.
+        is_reconnecting: bool,
     },
     /// This side has shut down sending.
     #[error("this side has shut down sending to {peer}")]
@@ -97,12 +99,14 @@ pub enum SendErrorKind {
 #[non_exhaustive]
 pub enum RecvError {
     /// No message arrived within the time limit.
-    #[error("no message from {peer} arrived within {timeout:?}")]
+    #[error("no message from {peer} arrived within {timeout:?}{}", reconnecting(*.is_reconnecting))]
     TimedOut {
         /// The peer's address.
         peer: SocketAddr,
         /// The time limit.
         timeout: Duration,
+        /// Whether the connection has failed, and was being re-established when the time limit expired.
+        is_reconnecting: bool,
     },
     /// The connection has ended.
     #[error(transparent)]
@@ -136,7 +140,10 @@ impl SendErrorKind {
             SendErrorKind::WouldBlock { .. } => {
                 "try again after the peer has received messages, or use the method that waits"
             }
-            SendErrorKind::TimedOut { .. } => "check that the peer's program receives its messages",
+            SendErrorKind::TimedOut { is_reconnecting: true, .. } => RECONNECTING_HINT,
+            SendErrorKind::TimedOut { is_reconnecting: false, .. } => {
+                "check that the peer's program receives its messages"
+            }
             SendErrorKind::Memory { source, .. } => return source.hint(),
             SendErrorKind::ConnectionLost(error) => return error.hint(),
             SendErrorKind::ShutDown { .. } => return None,
@@ -174,7 +181,8 @@ impl RecvError {
     /// Returns an action that may solve the problem, if one is known.
     pub fn hint(&self) -> Option<Cow<'_, str>> {
         match self {
-            RecvError::TimedOut { .. } => None,
+            RecvError::TimedOut { is_reconnecting: true, .. } => Some(RECONNECTING_HINT.into()),
+            RecvError::TimedOut { is_reconnecting: false, .. } => None,
             RecvError::ConnectionLost(error) => error.hint(),
         }
     }
@@ -187,7 +195,8 @@ impl RecvError {
         }
     }
 
-    /// Whether receiving later can succeed without a change of the program or the configuration. After
+    /// Whether receiving later can succeed without a change of the program or the configuration: `true` for
+    /// [`TimedOut`](RecvError::TimedOut), because a message may arrive later. After
     /// [`ConnectionLost`](RecvError::ConnectionLost), this takes a new connection.
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -198,14 +207,14 @@ impl RecvError {
 }
 
 impl WaitError for SendErrorKind {
-    fn timed_out(peer: SocketAddr, timeout: Duration) -> SendErrorKind {
-        SendErrorKind::TimedOut { peer, timeout }
+    fn timed_out(peer: SocketAddr, timeout: Duration, is_reconnecting: bool) -> SendErrorKind {
+        SendErrorKind::TimedOut { peer, timeout, is_reconnecting }
     }
 }
 
 impl WaitError for RecvError {
-    fn timed_out(peer: SocketAddr, timeout: Duration) -> RecvError {
-        RecvError::TimedOut { peer, timeout }
+    fn timed_out(peer: SocketAddr, timeout: Duration, is_reconnecting: bool) -> RecvError {
+        RecvError::TimedOut { peer, timeout, is_reconnecting }
     }
 }
 

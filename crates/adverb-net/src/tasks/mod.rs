@@ -27,7 +27,7 @@ use crate::options::Options;
 use crate::readiness::readable_by_tasks;
 use crate::session::{self, Handle, Origin, Paths};
 use crate::shared_region::{Exposure, SharedRegion};
-use wait::TaskWait;
+use wait::{TaskWait, yield_now};
 
 crate::api::connection!(tasks async await #[doc = ""]);
 crate::api::endpoint!(tasks async await #[doc = ""]);
@@ -105,16 +105,17 @@ impl Connection {
         let driver = &self.driver;
         // A value that is available at once needs no timer.
         let value = loop {
-            match driver.try_lock().map(|mut core| driver.try_now(&mut core, &mut ready)) {
+            let value = driver.try_lock().map(|mut core| match driver.try_now(&mut core, &mut ready) {
+                Ok(None) if timeout.is_zero() => Err(driver.timed_out(&core, timeout)),
+                value => value,
+            });
+            match value {
                 Some(value) => break value?,
                 None => tokio::task::yield_now().await,
             }
         };
         if let Some(value) = value {
             return Ok(value);
-        }
-        if timeout.is_zero() {
-            return Err(E::timed_out(driver.peer(), timeout));
         }
         let (mut wait, mut timer, mut limit) = (TaskWait::begin(driver), pin!(None), pin!(None));
         poll_fn(|cx| {
@@ -128,7 +129,13 @@ impl Connection {
                 limit.set(Some(tokio::time::sleep(timeout)));
             }
             let expired = limit.as_mut().as_pin_mut().is_some_and(|limit| limit.poll(cx).is_ready());
-            if expired { Poll::Ready(Err(E::timed_out(driver.peer(), timeout))) } else { polled }
+            if !expired {
+                return polled;
+            }
+            match driver.try_lock() {
+                Some(core) => Poll::Ready(Err(driver.timed_out(&core, timeout))),
+                None => yield_now(cx),
+            }
         })
         .await
     }

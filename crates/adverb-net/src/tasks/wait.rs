@@ -179,7 +179,7 @@ impl Drop for TaskWait {
 }
 
 /// Lets other tasks run.
-fn yield_now<T>(cx: &mut Context<'_>) -> Poll<T> {
+pub(super) fn yield_now<T>(cx: &mut Context<'_>) -> Poll<T> {
     let _ = pin!(tokio::task::yield_now()).poll(cx);
     Poll::Pending
 }

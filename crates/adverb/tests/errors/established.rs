@@ -115,6 +115,14 @@ fn show_remote() {
     let (left, right) = pair(&options(), &options());
     let _memory = right.expose("memory", 4096, RemoteAccess::READ).unwrap();
     let memory = left.remote_region("memory").unwrap();
+    assert_eq!((memory.name(), memory.access(), memory.len()), ("memory", RemoteAccess::READ, 4096));
+    let buffer = memory.pool().alloc(8).unwrap();
+    assert_eq!(memory.read_into(0, buffer).unwrap().len(), 8);
+    let error = left.remote_region_timeout("memroy", SHORT_TIMEOUT).unwrap_err();
+    let is_named = matches!(&error.kind, RemoteErrorKind::RegionTimedOut { name: Some(name), .. } if &**name == "memroy");
+    assert!(is_named && error.is_timeout(), "{error:?}");
+    show("No memory is exposed under the name in time", error);
+
     let error = memory.read(4090..4100).unwrap_err();
     let RemoteErrorKind::OutOfBounds { offset: 4090, len: 10, size: 4096 } = error.kind else {
         panic!("{error:?}")
@@ -122,9 +130,10 @@ fn show_remote() {
     show("19: remote access out of bounds", error);
 
     let error = memory.write(0, left.pool().allocate(8).unwrap()).unwrap_err();
-    let RemoteErrorKind::NotPermitted { access: RemoteAccess::WRITE } = error.kind else {
+    let RemoteErrorKind::NotPermitted { name: Some(name), access: RemoteAccess::WRITE } = &error.kind else {
         panic!("{error:?}")
     };
+    assert_eq!(&**name, "memory");
     assert!(error.buffer.is_some());
     show("19: remote access without the permission", error);
 

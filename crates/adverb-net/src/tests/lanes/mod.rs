@@ -614,3 +614,54 @@ fn packets_have_the_traffic_options_of_their_sender() {
         assert_eq!(&right.recv().unwrap().unwrap()[..], b"marked");
     }
 }
+
+/// The time limit of calls that are to expire.
+const SHORT_TIMEOUT: Duration = Duration::from_millis(50);
+
+fn assert_reconnecting(message: impl std::fmt::Display, hint: Option<std::borrow::Cow<'_, str>>) {
+    let message = message.to_string();
+    assert!(message.ends_with("; the connection has failed and is being re-established"), "{message}");
+    assert!(hint.as_ref().is_some_and(|hint| hint.contains("`Options::timeout`")), "{hint:?}");
+}
+
+#[test]
+fn a_time_limit_that_expires_while_reconnecting_says_so() {
+    let options = options();
+    let (_listener, left, _right) = connected([&options, &options]);
+    let error = left.recv_timeout(Duration::from_millis(1)).unwrap_err();
+    assert!(matches!(error, RecvError::TimedOut { is_reconnecting: false, .. }), "{error:?}");
+    assert_eq!(error.hint(), None);
+    // The listener's side makes no calls, so it does not detect the failure, and accepts no other lane.
+    assert!(left.driver().fail_lane());
+    let error = left.recv_timeout(SHORT_TIMEOUT).unwrap_err();
+    assert!(matches!(error, RecvError::TimedOut { is_reconnecting: true, .. }), "{error:?}");
+    assert_reconnecting(&error, error.hint());
+    let error = left.recv_timeout(Duration::ZERO).unwrap_err();
+    assert!(matches!(error, RecvError::TimedOut { is_reconnecting: true, .. }), "{error:?}");
+    let error = left.remote_region_timeout("chunks", SHORT_TIMEOUT).unwrap_err();
+    assert!(matches!(error.kind, RemoteErrorKind::RegionTimedOut { is_reconnecting: true, .. }), "{error:?}");
+    assert_reconnecting(&error, error.hint());
+    let error = loop {
+        if let Err(error) = left.send_timeout(&[0; 10_000], SHORT_TIMEOUT) {
+            break error;
+        }
+    };
+    assert!(matches!(error.kind, SendErrorKind::TimedOut { is_reconnecting: true, .. }), "{error:?}");
+    assert_reconnecting(&error, error.hint());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_time_limit_of_a_task_that_expires_while_reconnecting_says_so() {
+    let options = options();
+    let listener = crate::Listener::builder().options(&options).bind(any_port(&options)).await.unwrap();
+    let connector = crate::Connector::new().options(&options);
+    let (left, right) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
+    let (left, _right) = (left.unwrap(), right.unwrap());
+    let error = left.recv_timeout(Duration::from_millis(1)).await.unwrap_err();
+    assert!(matches!(error, RecvError::TimedOut { is_reconnecting: false, .. }), "{error:?}");
+    assert!(left.driver().fail_lane());
+    for timeout in [SHORT_TIMEOUT, Duration::ZERO] {
+        let error = left.recv_timeout(timeout).await.unwrap_err();
+        assert!(matches!(error, RecvError::TimedOut { is_reconnecting: true, .. }), "{error:?}");
+    }
+}

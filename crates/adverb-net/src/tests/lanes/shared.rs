@@ -56,7 +56,7 @@ pub(super) fn connect(options: &Options, count: usize) -> Peers {
 
 /// Connects clients to a listener that exposes "chunks" to each of them.
 pub(super) fn connect_and_expose(options: &Options, region: &SharedRegion, count: usize) -> Peers {
-    let builder = Listener::builder().options(options).expose("chunks", region, RemoteAccess::READ);
+    let builder = Listener::builder().options(options).expose_region("chunks", region, RemoteAccess::READ);
     peers(builder.bind(any_port(options)).unwrap(), options, count)
 }
 
@@ -161,7 +161,7 @@ fn a_withdrawal_ends_the_access_of_one_peer() {
     peers.servers[0].send(b"withdrawn").unwrap();
     assert_eq!(&peers.clients[0].recv().unwrap().unwrap()[..], b"withdrawn");
     let error = before.read(0..8).unwrap_err();
-    assert!(matches!(error.kind, RemoteErrorKind::Withdrawn { .. }), "{error}");
+    assert!(matches!(&error.kind, RemoteErrorKind::Withdrawn { name, .. } if &**name == "chunks"), "{error}");
     for client in &peers.clients[1..] {
         assert_eq!(read(client, 16).unwrap(), 16);
     }
@@ -188,6 +188,54 @@ fn a_peer_that_ignores_a_withdrawal_has_no_access() {
     assert!(is_refused, "{error}");
     assert!(peers.servers[0].recv().is_err());
     assert_eq!(read(second, 16).unwrap(), 16);
+}
+
+/// Posts a READ of 8 bytes of "chunks" without receiving the peer's announcements, and waits for it.
+fn read_without_announcements(client: &Connection) -> RemoteErrorKind {
+    let driver = client.driver();
+    let region = driver.find_region(&mut driver.lock(), "chunks").unwrap().expect("the region is announced");
+    let mut operation = [driver.prepare_read(&region, &(0..8)).unwrap()];
+    driver.post_operations(&mut operation).unwrap();
+    let timeout = driver.options.timeout;
+    driver.wait(timeout, |driver, core| driver.poll_operation(core, &mut operation[0])).unwrap_err()
+}
+
+#[test]
+fn a_withdrawal_ends_a_connection_with_an_operation_in_flight() {
+    let peers = connect_and_expose(&sharing(), &region(), 1);
+    assert_eq!(read(&peers.clients[0], 8).unwrap(), 8);
+    assert!(peers.servers[0].withdraw("chunks"));
+    let error = read_without_announcements(&peers.clients[0]);
+    let RemoteErrorKind::ConnectionLost(reason) = &error else { panic!("{error:?}") };
+    let is_refused = matches!(reason, ConnectionError::RequestFailed { status: Status::RemoteAccess, .. });
+    assert!(is_refused, "{reason:?}");
+    assert!(error.is_retryable() && error.hint().unwrap().starts_with("connect again"), "{:?}", error.hint());
+}
+
+#[test]
+fn a_withdrawal_interrupts_an_operation_in_flight_if_the_connection_reconnects() {
+    let (region, options) = (region(), options().shared_domain(true));
+    let peers = connect_and_expose(&options, &region, 1);
+    let (client, server) = (&peers.clients[0], &peers.servers[0]);
+    assert_eq!(read(client, 8).unwrap(), 8);
+    region.withdraw();
+    let error = read_without_announcements(client);
+    assert!(matches!(error, RemoteErrorKind::Interrupted { .. }), "{error:?}");
+    scope(|scope| {
+        scope.spawn(|| peers.listener.accept().map(drop));
+        let _stop = Stop(&peers.listener);
+        let waiting = scope.spawn(|| server.recv_timeout(Duration::from_secs(20)));
+        while client.driver().lane_number() == 0 {
+            let _ = client.recv_timeout(Duration::from_millis(10));
+        }
+        let error = client.remote_region_timeout("chunks", Duration::from_millis(50)).unwrap_err();
+        let RemoteErrorKind::RegionTimedOut { name, is_reconnecting: false, .. } = &error.kind else {
+            panic!("{error:?}")
+        };
+        assert_eq!(name.as_deref(), Some("chunks"));
+        client.send(b"done").unwrap();
+        waiting.join().unwrap().unwrap();
+    });
 }
 
 #[test]
@@ -238,7 +286,8 @@ fn a_withdrawn_region_is_not_exposed_over_another_lane() {
 fn a_shared_region_is_exposed_again_over_another_lane() {
     for options in [options(), without_windows(options())] {
         let region = region();
-        let builder = Listener::builder().options(&options).expose("chunks", &region, RemoteAccess::READ);
+        let builder =
+            Listener::builder().options(&options).expose_region("chunks", &region, RemoteAccess::READ);
         let peers = peers(builder.bind(any_port(&options)).unwrap(), &options, 2);
         let (client, server) = (&peers.clients[0], &peers.servers[0]);
         assert_eq!(read(client, 8).unwrap(), 8);
@@ -310,7 +359,8 @@ fn a_region_is_registered_once_for_all_peers() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tasks_expose_and_withdraw_shared_regions() {
     let (region, options) = (region(), sharing());
-    let builder = crate::Listener::builder().options(&options).expose("chunks", &region, RemoteAccess::READ);
+    let builder =
+        crate::Listener::builder().options(&options).expose_region("chunks", &region, RemoteAccess::READ);
     let listener = builder.bind(any_port(&options)).await.unwrap();
     let connector = crate::Connector::new().options(&options);
     let (client, server) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
@@ -334,7 +384,7 @@ fn a_connection_with_a_domain_of_its_own_exposes_no_shared_region() {
     let error = peers.servers[0].expose_region("chunks", &region(), RemoteAccess::READ).unwrap_err();
     assert!(matches!(error, ExposeError::UnsharedDomain { .. }), "{error}");
     let name = "x".repeat(65);
-    let builder = Listener::builder().options(&options).expose(name, &region(), RemoteAccess::READ);
+    let builder = Listener::builder().options(&options).expose_region(name, &region(), RemoteAccess::READ);
     assert!(matches!(
         builder.bind(any_port(&options)).map(drop),
         Err(BindError::RegionName { len: 65, max: 64 })
@@ -346,7 +396,7 @@ fn more_regions_are_exposed_than_windows_are_bound_at_once() {
     let region = region();
     let mut builder = Listener::builder().options(&options_without_reconnect());
     for number in 0..100 {
-        builder = builder.expose(format!("region {number}"), &region, RemoteAccess::READ);
+        builder = builder.expose_region(format!("region {number}"), &region, RemoteAccess::READ);
     }
     let peers = peers(builder.bind(any_port(&sharing())).unwrap(), &sharing(), 1);
     scope(|scope| {
