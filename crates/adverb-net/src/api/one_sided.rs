@@ -58,7 +58,7 @@ impl Connection {
     $(#[$tasks]
     /// A thread for blocking calls of the runtime registers it, so other tasks run meanwhile.
     )?
-    /// To register it earlier, let a [listener](super::ListenerBuilder::expose) with clones of the same options expose it.
+    /// To register it earlier, let a [listener](super::ListenerBuilder::expose_region) with clones of the same options expose it.
     ///
     /// The memory stays exposed until it is [withdrawn](Connection::withdraw), until it is withdrawn from [all
     /// peers](SharedRegion::withdraw), or until the connection ends. The connection keeps the memory allocated until

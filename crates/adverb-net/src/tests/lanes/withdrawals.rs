@@ -62,7 +62,7 @@ fn a_registration_in_progress_blocks_no_other_connection_and_no_withdrawal() {
     let count = region_count();
     let registrations = Registrations::hold(&region);
     scope(|scope| {
-        let builder = Listener::builder().options(&options).expose("chunks", &region, RemoteAccess::READ);
+        let builder = Listener::builder().options(&options).expose_region("chunks", &region, RemoteAccess::READ);
         let binding = scope.spawn(move || builder.bind("127.0.0.1:0").unwrap());
         registrations.wait_for_one();
         // Another listener accepts, and exposes the region.
@@ -88,7 +88,7 @@ fn two_listeners_register_a_region_once_in_their_domain() {
     let registrations = Registrations::hold(&region);
     scope(|scope| {
         let bind = || {
-            let builder = Listener::builder().options(&options).expose("chunks", &region, RemoteAccess::READ);
+            let builder = Listener::builder().options(&options).expose_region("chunks", &region, RemoteAccess::READ);
             builder.bind("127.0.0.1:0").unwrap()
         };
         let first = scope.spawn(bind);
@@ -110,10 +110,10 @@ fn a_session_that_waits_for_a_registration_blocks_no_other_peer() {
     for is_withdrawn in [false, true] {
         let region = region();
         let (first, second) = (options.clone().shared_domain(true), options.clone().shared_domain(true));
-        let builder = Listener::builder().options(&first).expose("chunks", &region, RemoteAccess::READ);
+        let builder = Listener::builder().options(&first).expose_region("chunks", &region, RemoteAccess::READ);
         let listener = builder.bind(any_port(&options)).unwrap();
         let other = self::region();
-        let builder = Listener::builder().options(&second).expose("other", &other, RemoteAccess::READ);
+        let builder = Listener::builder().options(&second).expose_region("other", &other, RemoteAccess::READ);
         let next = builder.bind(any_port(&options)).unwrap();
         let connector = Connector::new().options(&options).alternate_addr(next.local_addr().to_string());
         let connect = |listener: &Listener| {
@@ -172,7 +172,7 @@ fn a_session_that_waits_for_a_registration_blocks_no_other_peer() {
 fn a_session_ends_if_a_region_cannot_be_registered_for_another_lane() {
     let (options, region) = (options(), region());
     let [first, second] = [(); 2].map(|()| options.clone().shared_domain(true));
-    let builder = Listener::builder().options(&first).expose("chunks", &region, RemoteAccess::READ);
+    let builder = Listener::builder().options(&first).expose_region("chunks", &region, RemoteAccess::READ);
     let listener = builder.bind(any_port(&options)).unwrap();
     let next = Listener::builder().options(&second).bind(any_port(&options)).unwrap();
     let connector = Connector::new().options(&options).alternate_addr(next.local_addr().to_string());
@@ -377,8 +377,8 @@ fn a_name_is_used_once() {
         assert_eq!(read(client, 8).unwrap(), 9);
         second.write(8, &8_u64.to_le_bytes()).unwrap();
     }
-    let builder = Listener::builder().options(&sharing()).expose("same", &first, RemoteAccess::READ);
-    let bound = builder.expose("same", &second, RemoteAccess::WRITE).bind("127.0.0.1:0");
+    let builder = Listener::builder().options(&sharing()).expose_region("same", &first, RemoteAccess::READ);
+    let bound = builder.expose_region("same", &second, RemoteAccess::WRITE).bind("127.0.0.1:0");
     let Err(BindError::DuplicateRegionName { name }) = bound else { panic!("both have the name") };
     assert_eq!(&*name, "same");
 }
