@@ -24,27 +24,26 @@ pub(crate) const MAX_PEERS: usize = 1 << 16;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BrokerConfig {
-    /// The number of send slots per peer. A slot is in use until the NIC has sent its message.
+    /// The number of send slots per peer. A slot is in use until the NIC has sent its message. The default is 64.
     pub send_slots: u16,
-    /// The number of messages from a peer that the broker accepts before the application releases one.
+    /// The number of messages from a peer that the broker accepts before the application releases one. The default is 64.
     pub recv_slots: u16,
-    /// The size of a send or receive slot in bytes: the maximum message size.
+    /// The size of a send or receive slot in bytes: the maximum message size. The default is 4096.
     pub slot_size: u32,
-    /// The maximum number of requests per peer that wait to be posted.
+    /// The maximum number of requests per peer that wait to be posted. The default is 128.
     pub queue_depth: u16,
-    /// The number of requests that fit the send queue of a peer's queue pair.
+    /// The number of requests that fit the send queue of a peer's queue pair. The default is 128.
     pub send_queue_depth: u16,
-    /// The number of waiting requests at which the broker posts them without a flush.
+    /// The number of waiting requests at which the broker posts them without a flush. The default is 32.
     pub doorbell_batch: u16,
     /// The signal interval: at least one of so many successive requests is signaled. The broker uses a smaller number if a
-    /// ring or the send queue is smaller.
+    /// ring or the send queue is smaller. The default is 16.
     pub signal_interval: u16,
     /// The time after which an idle session is checked with a WRITE of zero bytes. It detects a peer whose NIC stopped
-    /// responding. `None` disables the check.
+    /// responding. `None` disables the check. The default is 1 s.
     pub keepalive: Option<Duration>,
 }
 
-/// 64 slots of 4 KiB in each direction, 128 requests, a doorbell per 32 requests, and a keepalive of 1 s.
 impl Default for BrokerConfig {
     fn default() -> BrokerConfig {
         BrokerConfig {
@@ -190,6 +189,33 @@ mod tests {
         assert!(matches!(config.validate(), Err(ConfigError::OutOfRange { field: "recv_slots", .. })));
         let config = BrokerConfig { keepalive: Some(Duration::ZERO), ..BrokerConfig::default() };
         assert_eq!(config.validate(), Err(ConfigError::ZeroKeepalive));
+    }
+
+    #[test]
+    fn the_documentation_has_the_defaults() {
+        let BrokerConfig {
+            send_slots,
+            recv_slots,
+            slot_size,
+            queue_depth,
+            send_queue_depth,
+            doorbell_batch,
+            signal_interval,
+            keepalive,
+        } = BrokerConfig::default();
+        let source = include_str!("config.rs");
+        let check = |field: &str, default: &str| {
+            let (docs, _) = source.split_once(&format!("    pub {field}: ")).expect("a field");
+            assert!(docs.trim_end().ends_with(&format!("The default is {default}.")), "{field} {default}");
+        };
+        check("send_slots", &send_slots.to_string());
+        check("recv_slots", &recv_slots.to_string());
+        check("slot_size", &slot_size.to_string());
+        check("queue_depth", &queue_depth.to_string());
+        check("send_queue_depth", &send_queue_depth.to_string());
+        check("doorbell_batch", &doorbell_batch.to_string());
+        check("signal_interval", &signal_interval.to_string());
+        check("keepalive", &format!("{} s", keepalive.expect("enabled by default").as_secs()));
     }
 
     #[test]

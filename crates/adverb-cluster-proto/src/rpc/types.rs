@@ -9,14 +9,14 @@ use crate::{ConfigError, EndReason, MAX_COUNT, PeerId};
 /// The limits of calls and requests, which are the same for each peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RpcConfig {
-    /// The maximum number of outstanding calls to a peer.
+    /// The maximum number of outstanding calls to a peer. The default is 64.
     pub max_calls: u16,
     /// The maximum number of a peer's requests that are not answered. It should be at least
     /// [`max_calls`](RpcConfig::max_calls) of the peers: further requests fail with [`Failure::Overloaded`].
+    /// The default is 64.
     pub max_requests: u16,
 }
 
-/// 64 calls and 64 requests.
 impl Default for RpcConfig {
     fn default() -> RpcConfig {
         RpcConfig { max_calls: 64, max_requests: 64 }

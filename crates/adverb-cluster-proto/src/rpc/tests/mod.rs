@@ -384,3 +384,13 @@ fn limits_are_checked() {
     assert!(matches!(Rpc::new(config, 1), Err(ConfigError::OutOfRange { field: "max_requests", .. })));
     assert!(matches!(Rpc::new(RpcConfig::default(), 70_000), Err(ConfigError::TooManyPeers { .. })));
 }
+
+#[test]
+fn the_documentation_has_the_defaults() {
+    let RpcConfig { max_calls, max_requests } = RpcConfig::default();
+    for (field, default) in [("max_calls", max_calls), ("max_requests", max_requests)] {
+        let (docs, _) =
+            include_str!("../types.rs").split_once(&format!("    pub {field}: ")).expect("a field");
+        assert!(docs.trim_end().ends_with(&format!("The default is {default}.")), "{field} {default}");
+    }
+}
