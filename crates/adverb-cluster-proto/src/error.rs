@@ -72,8 +72,8 @@ impl PostError {
     pub const fn hint(&self) -> Option<&'static str> {
         match self {
             PostError::NotOpen { .. } => Some(
-                "post requests after `Event::SessionOpened`; `Cluster::status` returns the reason why a member has no \
-                 session; a member has no session with itself",
+                "post requests after `Event::SessionOpened`; `Cluster::status` returns the last failed attempt and the end \
+                 of the last session; a member has no session with itself",
             ),
             PostError::StaleEpoch { .. } => Some("request a new address from the peer, which has restarted"),
             PostError::WouldBlock { .. } => Some("poll, and try again after `Event::Unblocked`"),

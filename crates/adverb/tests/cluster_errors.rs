@@ -321,6 +321,11 @@ fn only_the_calls_to_a_dead_member_fail() {
         assert!(matches!(refused, PostError::NotOpen { peer } if peer == to_c) && refused.is_retryable());
         let open_count = |peer| a.status(peer).unwrap().open_session_count;
         caller.poll_until(|_| (open_count(to_b), open_count(to_c)) == (1, 0));
+        // The member with the smaller number doesn't dial, so it has no failed attempt, but the end of the session.
+        let status = a.status(to_c).unwrap();
+        assert!(matches!(status.last_end, Some(EndReason::RequestFailed { .. })), "{status:?}");
+        assert!(status.last_error.is_none(), "{status:?}");
+        assert_eq!(a.status(to_b).unwrap().last_end, None);
         is_over.store(true, Ordering::Release);
     });
 }

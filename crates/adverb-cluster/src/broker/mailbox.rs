@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use adverb_cluster_proto::{PeerId, Phase, SessionError};
+use adverb_cluster_proto::{EndReason, PeerId, Phase, SessionError};
 use adverb_verbs::QueuePair;
 use parking_lot::Mutex;
 
@@ -47,7 +47,7 @@ pub(crate) enum Notice {
     /// A session was established.
     SessionOpened { thread: u16, peer: PeerId },
     /// A session ended.
-    SessionEnded { thread: u16, peer: PeerId, has_left: bool },
+    SessionEnded { thread: u16, peer: PeerId, reason: EndReason },
     /// The reply to [`Command::Prepare`].
     Prepared { attempt: u64, result: Result<Offer> },
     /// The reply to [`Command::Open`].
@@ -189,8 +189,8 @@ impl Mailbox {
         self.notices.push(Notice::SessionOpened { thread: self.thread, peer });
     }
 
-    pub(super) fn session_ended(&self, peer: PeerId, has_left: bool) {
-        self.notices.push(Notice::SessionEnded { thread: self.thread, peer, has_left });
+    pub(super) fn session_ended(&self, peer: PeerId, reason: EndReason) {
+        self.notices.push(Notice::SessionEnded { thread: self.thread, peer, reason });
     }
 
     /// Asks for a session.

@@ -2,9 +2,7 @@
 
 use std::panic::AssertUnwindSafe;
 
-use adverb_cluster_proto::{
-    EndReason, Event as CoreEvent, LocalMemory, PeerId, Phase, Post, RecvPost, SendPost,
-};
+use adverb_cluster_proto::{Event as CoreEvent, LocalMemory, PeerId, Phase, Post, RecvPost, SendPost};
 use adverb_proto::types::{Completion as PlainCompletion, Qpn, SendFlags};
 use adverb_verbs::internal::{self, WithCauses};
 use adverb_verbs::memory::{Buffer, Payload};
@@ -192,7 +190,7 @@ impl Broker {
                     self.keys.end(peer);
                     self.release_segments();
                     if let Some(mailbox) = &self.mailbox {
-                        mailbox.session_ended(peer, reason == EndReason::Left);
+                        mailbox.session_ended(peer, reason);
                     }
                     self.push_session_event(QueuedEvent::SessionEnded { peer, epoch, reason });
                     continue;

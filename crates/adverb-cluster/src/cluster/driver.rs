@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
-use adverb_cluster_proto::PeerId;
+use adverb_cluster_proto::{EndReason, PeerId};
 use adverb_proto::Time;
 use adverb_verbs::internal::{Interest, WithCauses, start_connect, wait_many};
 use adverb_verbs::{ConnectOptions, LinkLayer, QueuePair, QueuePairBuilder};
@@ -275,8 +275,9 @@ impl Driver {
                     self.count_sessions(peer);
                     self.set_last_error(peer, None);
                 }
-                Notice::SessionEnded { thread, peer, has_left } => {
-                    self.dialer.handle_ended(peer, thread, has_left, now);
+                Notice::SessionEnded { thread, peer, reason } => {
+                    self.dialer.handle_ended(peer, thread, reason == EndReason::Left, now);
+                    self.set_last_end(peer, reason);
                     self.count_sessions(peer);
                 }
                 Notice::Prepared { attempt, result } => {
@@ -633,6 +634,12 @@ impl Driver {
     fn set_last_error(&self, peer: PeerId, error: Option<EstablishError>) {
         if let Some(status) = self.shared.status.lock().get_mut(usize::from(peer.0)) {
             status.last_error = error;
+        }
+    }
+
+    fn set_last_end(&self, peer: PeerId, reason: EndReason) {
+        if let Some(status) = self.shared.status.lock().get_mut(usize::from(peer.0)) {
+            status.last_end = Some(reason);
         }
     }
 

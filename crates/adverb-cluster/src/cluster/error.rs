@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use adverb_cluster_proto::PeerId;
+use adverb_cluster_proto::{EndReason, PeerId};
 
 use crate::{BrokerError, limit_hint};
 
@@ -125,15 +125,23 @@ pub struct MemberStatus {
     /// The error of the last failed attempt to establish a session. Opening a session clears it. The cluster tries
     /// again as long as the session is needed.
     ///
-    /// Errors of attempts that other members begin are included while no session with the member is open. The address in
+    /// Of two members, the one with the larger number dials. So after a session has ended, the member with the smaller
+    /// number starts no attempt, and this field stays `None` there until an attempt of the other member fails:
+    /// [`last_end`](MemberStatus::last_end) has the reason.
+    ///
+    /// Errors of attempts that other members begin are included while no session with the member is open, except for
+    /// connections that the other member closes or that time out, and for a thread that is not ready. The address in
     /// such an error is that of the host, which may also be a stranger that claims to be the member.
     pub last_error: Option<EstablishError>,
+    /// The reason why the last session with the member ended. It remains when a session is opened again. `None` if no
+    /// session with the member has ended.
+    pub last_end: Option<EndReason>,
 }
 
 impl MemberStatus {
     /// Returns the state of a member without sessions or attempts.
     pub(super) fn new() -> MemberStatus {
-        MemberStatus { open_session_count: 0, last_error: None }
+        MemberStatus { open_session_count: 0, last_error: None, last_end: None }
     }
 }
 

@@ -41,13 +41,14 @@ type Result<T, E = ClusterError> = std::result::Result<T, E>;
 /// list of members, is its [`PeerId`] in the brokers of the others.
 ///
 /// A background thread of the cluster establishes the sessions: two members exchange the addresses of their queue pairs over
-/// TCP, and the member with the larger number dials. If an attempt fails, or a session ends, it tries again, with pauses
-/// from 10 ms to 1 s. With [`lazy`](ClusterBuilder::lazy) sessions, it tries only if a broker asks for the session. Brokers
-/// report sessions with [`SessionOpened`](crate::Event::SessionOpened) and
-/// [`SessionEnded`](crate::Event::SessionEnded). A session is established only while the threads of both members poll their
-/// brokers. [`status`](Cluster::status) returns the reason why the last attempt failed. The reasons are also `tracing`
-/// events: warnings for the first failure of a member and once per minute, and others at the level debug. A member that
-/// doesn't respond delays no other member.
+/// TCP, and the member with the larger number dials. If a session ends, it dials at once; if an attempt fails, it tries
+/// again, with pauses that double from 10 ms to 1 s. A member that has [left](crate::EndReason::Left) is dialed every 10 s,
+/// and at once when it asks for a session, as members that are not lazy do when they join. With
+/// [`lazy`](ClusterBuilder::lazy) sessions, it tries only if a broker asks for the session. Brokers report sessions with
+/// [`SessionOpened`](crate::Event::SessionOpened) and [`SessionEnded`](crate::Event::SessionEnded). A session is established
+/// only while the threads of both members poll their brokers. [`status`](Cluster::status) returns the reasons why the last
+/// attempt failed and why the last session ended. Failed attempts are also `tracing` events: warnings for the first failure
+/// of a member and once per minute, and others at the level debug. A member that doesn't respond delays no other member.
 ///
 /// Members with a [`key`](ClusterBuilder::key) authenticate each other in the exchange over TCP. Without a key, any host that
 /// reaches the address of a member can replace its sessions. In both cases, RDMA itself is not authenticated: only members
@@ -321,8 +322,12 @@ impl Cluster {
 
     /// Returns the state of the sessions with another member, or `None` if no other member has this number.
     ///
-    /// If a member has no session, the state has the reason why the last attempt failed, which a program can match: for
-    /// example, the member doesn't run, or has another list of members.
+    /// If a member has no session, the state has the reasons why the last attempt failed
+    /// ([`last_error`](MemberStatus::last_error)) and why the last session ended ([`last_end`](MemberStatus::last_end)),
+    /// which a program can match: for example, the member doesn't run, has another list of members, or has left. After
+    /// the death of a member, the members with smaller numbers, which don't dial it, have only the end of the session.
+    /// Both are `None` if no session was open and no attempt has failed, for example because no broker has asked for a
+    /// lazy session.
     ///
     /// ```
     /// # #[cfg(feature = "soft")]
