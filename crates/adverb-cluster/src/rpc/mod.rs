@@ -406,7 +406,7 @@ impl Rpc {
 
     /// Whether the calls belong to the broker's current session with the peer. Returns `false` if the session ended and
     /// was established again, and the events of this were not delivered yet.
-    fn is_current(&self, peer: PeerId) -> bool {
+    pub(crate) fn is_current(&self, peer: PeerId) -> bool {
         let epoch = self.core.epoch(peer);
         epoch.is_some() && epoch == self.broker.peer_epoch(peer)
     }

@@ -1,9 +1,9 @@
 //! The broker for tasks.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use super::Readiness;
-use crate::{Broker, BrokerError, Event, PeerId};
+use super::{Readiness, leave};
+use crate::{Broker, BrokerError, Event};
 
 type Result<T, E = BrokerError> = std::result::Result<T, E>;
 
@@ -111,21 +111,6 @@ impl AsyncBroker {
     ///
     /// Returns the same errors as [`Broker::leave`].
     pub async fn leave(&mut self, timeout: impl Into<Option<Duration>>) -> Result<bool> {
-        let timeout = timeout.into().unwrap_or(Duration::MAX);
-        let started = Instant::now();
-        self.broker.start_leaving();
-        loop {
-            self.broker.arm()?;
-            if !self.broker.has_sessions() {
-                return Ok(true);
-            }
-            let left = timeout.saturating_sub(started.elapsed());
-            if left.is_zero() {
-                (0..self.broker.peer_count()).for_each(|index| self.broker.close(PeerId(index as u16)));
-                return Ok(false);
-            }
-            let pause = self.broker.timeout().map_or(left, |until| until.min(left));
-            self.readiness.wait(Some(pause)).await;
-        }
+        leave(&mut self.broker, &self.readiness, timeout.into()).await
     }
 }

@@ -7,10 +7,12 @@ mod tests;
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+
+use crate::{Broker, BrokerError, PeerId};
 
 pub use broker::AsyncBroker;
 pub use rpc::{AsyncRpc, Caller, CallerError};
@@ -38,5 +40,29 @@ impl Readiness {
             Some(timeout) => drop(tokio::time::timeout(timeout, readable).await),
             None => readable.await,
         }
+    }
+}
+
+/// Leaves all sessions of a broker, and waits until they have ended: [`Broker::leave`] without blocking the thread.
+async fn leave(
+    broker: &mut Broker,
+    readiness: &Readiness,
+    timeout: Option<Duration>,
+) -> Result<bool, BrokerError> {
+    let timeout = timeout.unwrap_or(Duration::MAX);
+    let started = Instant::now();
+    broker.start_leaving();
+    loop {
+        broker.arm()?;
+        if !broker.has_sessions() {
+            return Ok(true);
+        }
+        let left = timeout.saturating_sub(started.elapsed());
+        if left.is_zero() {
+            (0..broker.peer_count()).for_each(|index| broker.close(PeerId(index as u16)));
+            return Ok(false);
+        }
+        let pause = broker.timeout().map_or(left, |until| until.min(left));
+        readiness.wait(Some(pause)).await;
     }
 }

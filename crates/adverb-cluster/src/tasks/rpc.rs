@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
-use super::Readiness;
-use crate::{BrokerError, CallError, CallId, Execution, PeerId, PostError, Reply, Rpc, RpcEvent};
+use super::{Readiness, leave};
+use crate::{BrokerError, CallError, CallId, Event, Execution, PeerId, PostError, Reply, Rpc, RpcEvent};
 
 type Result<T, E = BrokerError> = std::result::Result<T, E>;
 
@@ -25,7 +25,7 @@ pub enum CallerError {
     /// The call ended without a reply.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// The [`AsyncRpc`] was dropped, or has failed.
+    /// The [`AsyncRpc`] was dropped, has failed, or has [left](AsyncRpc::leave).
     #[error("the calls of this thread have stopped")]
     Stopped,
 }
@@ -66,7 +66,11 @@ impl CallerError {
 
 const _: () = assert!(size_of::<CallerError>() <= 64);
 
-/// An [`Rpc`] for a task of tokio: the task [runs](AsyncRpc::run) it, and any task calls with a [`Caller`].
+/// An [`Rpc`] for a task of tokio: the task [runs](AsyncRpc::run) it, and any task calls with a [`Caller`]. To stop, the task
+/// drops the future of `run`, for example with `tokio::select!`, and awaits [`leave`](AsyncRpc::leave).
+///
+/// The example has two brokers without a [`Cluster`](crate::Cluster). The manual's chapter about clusters has one with three
+/// members, which wait for their sessions, call each other, and leave.
 ///
 /// ```
 /// # #[cfg(feature = "soft")]
@@ -138,6 +142,14 @@ struct CallerPeer {
     permits: Arc<Semaphore>,
     /// Whether a [`Message::Connect`] was sent, and not handled yet.
     is_wanted: AtomicBool,
+    /// Whether calls to the peer can be posted.
+    is_open: watch::Sender<bool>,
+}
+
+impl CallerPeer {
+    fn set_open(&self, is_open: bool) {
+        self.is_open.send_if_modified(|state| std::mem::replace(state, is_open) != is_open);
+    }
 }
 
 #[derive(Debug)]
@@ -218,6 +230,27 @@ impl Caller {
         let _ = self.messages.send(Message::Reply(reply, bytes));
     }
 
+    /// Waits until a session with the peer is open, and returns at once if one is. A session that is open may end before the
+    /// next call, which then fails with [`PostError::NotOpen`].
+    ///
+    /// Without a session, this function waits without a time limit: `tokio::time::timeout` sets one. The sessions are
+    /// opened by [`AsyncRpc::run`]. With [lazy](crate::ClusterBuilder::lazy) sessions, call
+    /// [`connect`](Caller::connect) first. A member never has a session with itself. Dropping the future has no effect.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`CallerError::Post`] if the broker has no peer with this number, and [`CallerError::Stopped`].
+    pub async fn opened(&self, peer: PeerId) -> Result<(), CallerError> {
+        let state = self.peers.get(usize::from(peer.0)).ok_or(PostError::NotOpen { peer })?;
+        let mut is_open = state.is_open.subscribe();
+        tokio::select! {
+            biased;
+            () = self.messages.closed() => Err(CallerError::Stopped),
+            // The sender belongs to `peers`, so waiting does not fail.
+            result = is_open.wait_for(|is_open| *is_open) => result.map(drop).map_err(|_| CallerError::Stopped),
+        }
+    }
+
     /// Asks the cluster for a session: see [`Broker::connect`](crate::Broker::connect).
     pub fn connect(&self, peer: PeerId) {
         let state = self.peers.get(usize::from(peer.0));
@@ -258,6 +291,7 @@ impl AsyncRpc {
         let peer = |_| CallerPeer {
             permits: Arc::new(Semaphore::new(MAX_WAITING_CALLS)),
             is_wanted: AtomicBool::new(false),
+            is_open: watch::Sender::new(false),
         };
         let peers = (0..rpc.broker().peer_count()).map(peer).collect();
         let callers = Caller { messages: sender, next_number: Arc::default(), peers };
@@ -296,7 +330,33 @@ impl AsyncRpc {
         result
     }
 
+    /// Leaves all sessions, and waits until they have ended, without blocking the thread: see
+    /// [`Broker::leave`](crate::Broker::leave). Messages and replies that have a credit of their peer are posted first. The
+    /// calls of all callers, now and later, fail with [`CallerError::Stopped`].
+    ///
+    /// Returns `false` if the timeout expires first. The remaining sessions are closed then, and their peers may detect
+    /// this only when a request fails. If the future is dropped after it was polled, the sessions end when the `AsyncRpc`
+    /// is dropped.
+    ///
+    /// # Errors
+    ///
+    /// Returns the same errors as [`Broker::leave`](crate::Broker::leave).
+    pub async fn leave(&mut self, timeout: impl Into<Option<Duration>>) -> Result<bool> {
+        while let Ok(message) = self.messages.try_recv() {
+            if let Message::Reply(..) = message {
+                self.handle_message(message);
+            }
+        }
+        self.stop();
+        self.rpc.flush_all();
+        leave(self.rpc.broker_mut(), &self.readiness, timeout.into()).await
+    }
+
     async fn run_until_failure(&mut self, mut handler: impl FnMut(&mut Rpc, RpcEvent<'_>)) -> Result<()> {
+        // The events of these sessions were delivered before, or the caller polled the `Rpc` itself.
+        for (index, peer) in (0..).zip(&*self.callers.peers) {
+            peer.set_open(self.rpc.is_current(PeerId(index)));
+        }
         loop {
             while let Ok(message) = self.messages.try_recv() {
                 self.handle_message(message);
@@ -329,7 +389,12 @@ impl AsyncRpc {
     }
 
     fn poll(&mut self, handler: &mut impl FnMut(&mut Rpc, RpcEvent<'_>)) -> Result<usize> {
-        let AsyncRpc { rpc, posted, numbers, .. } = self;
+        let AsyncRpc { rpc, posted, numbers, callers, .. } = self;
+        let set_open = |peer: PeerId, is_open| {
+            if let Some(state) = callers.peers.get(usize::from(peer.0)) {
+                state.set_open(is_open);
+            }
+        };
         rpc.poll(|rpc, event| match event {
             RpcEvent::CallEnded { call, result } if posted.contains_key(&call) => {
                 if let Some((number, reply)) = posted.remove(&call) {
@@ -338,7 +403,14 @@ impl AsyncRpc {
                     let _ = reply.send(result.map(<[u8]>::to_vec).map_err(CallerError::from));
                 }
             }
-            event => handler(rpc, event),
+            event => {
+                match event {
+                    RpcEvent::Broker(Event::SessionOpened { peer, .. }) => set_open(peer, true),
+                    RpcEvent::Broker(Event::SessionEnded { peer, .. }) => set_open(peer, false),
+                    _ => {}
+                }
+                handler(rpc, event);
+            }
         })
     }
 

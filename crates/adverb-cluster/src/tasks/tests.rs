@@ -130,6 +130,71 @@ async fn calls_end_when_their_task_ends() {
 }
 
 #[tokio::test(flavor = "current_thread")]
+async fn callers_wait_for_sessions_and_calls_end_when_they_leave() {
+    let domain = SoftDevice::loopback().open().unwrap().create_protection_domain().unwrap();
+    let [mut a, mut b] = [1, 2].map(|epoch| Broker::builder(&domain).epoch(epoch).create().unwrap());
+    let (of_a, of_b) = (a.prepare(PEER).unwrap(), b.prepare(PEER).unwrap());
+    let mut client = AsyncRpc::new(Rpc::new(a, RpcConfig::default()).unwrap()).unwrap();
+    let caller = client.caller();
+    // Without a session, callers wait, and dropping the future has no effect.
+    let run = client.run(|_, _| ());
+    let is_open = tokio::select! {
+        result = tokio::time::timeout(Duration::from_millis(20), caller.opened(PEER)) => result.is_ok(),
+        result = run => panic!("{result:?}"),
+    };
+    assert!(!is_open);
+    assert_eq!(caller.opened(PeerId(7)).await, Err(PostError::NotOpen { peer: PeerId(7) }.into()));
+
+    let waiting = tokio::spawn({
+        let caller = caller.clone();
+        async move {
+            caller.opened(PEER).await?;
+            caller.call(PEER, ECHO, b"data", None).await
+        }
+    });
+    client.rpc_mut().broker_mut().establish(PEER, &of_b).unwrap();
+    b.establish(PEER, &of_a).unwrap();
+    let mut server = AsyncRpc::new(Rpc::new(b, RpcConfig::default()).unwrap()).unwrap();
+    let server = tokio::spawn(async move {
+        let (ended, mut is_over) = tokio::sync::mpsc::unbounded_channel();
+        let run = server.run(|rpc, event| match event {
+            RpcEvent::Request { bytes, reply, .. } => {
+                let bytes = bytes.to_vec();
+                rpc.reply(reply, &bytes).unwrap();
+            }
+            RpcEvent::Broker(Event::SessionEnded { reason, .. }) => ended.send(reason).unwrap(),
+            _ => {}
+        });
+        let end = tokio::select! {
+            result = run => panic!("{result:?}"),
+            reason = is_over.recv() => reason,
+        };
+        let caller = server.caller();
+        let opened = tokio::time::timeout(Duration::from_millis(20), caller.opened(PEER)).await;
+        assert!(opened.is_err(), "the session has ended");
+        end
+    });
+    let reply = tokio::select! {
+        result = client.run(|_, _| ()) => panic!("{result:?}"),
+        reply = waiting => reply.unwrap(),
+    };
+    assert_eq!(reply, Ok(b"data".to_vec()));
+    assert_eq!(caller.opened(PEER).await, Ok(()));
+    // A call that is outstanding, and later ones.
+    let call = tokio::spawn({
+        let caller = caller.clone();
+        async move { caller.call(PEER, ECHO, b"", None).await }
+    });
+    tokio::task::yield_now().await;
+    assert!(tokio::time::timeout(TEST_DEADLINE, client.leave(TEST_DEADLINE)).await.unwrap().unwrap());
+    assert_eq!(call.await.unwrap(), Err(CallerError::Stopped));
+    assert_eq!(caller.opened(PEER).await, Err(CallerError::Stopped));
+    assert_eq!(caller.call(PEER, ECHO, b"", None).await, Err(CallerError::Stopped));
+    let end = tokio::time::timeout(TEST_DEADLINE, server).await.unwrap().unwrap();
+    assert_eq!(end, Some(EndReason::Left));
+}
+
+#[tokio::test(flavor = "current_thread")]
 async fn a_timeout_includes_the_wait_for_credits() {
     // The server doesn't poll, and the client has more calls than credits.
     let [client, _server] = pair();
