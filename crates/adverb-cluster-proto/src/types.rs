@@ -80,7 +80,7 @@ pub struct RemoteRange {
     pub memory: RemoteMemory,
 }
 
-/// The operation of a [`Transfer`].
+/// The operation of a `Transfer`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum TransferOperation {

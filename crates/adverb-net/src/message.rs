@@ -37,7 +37,7 @@ impl Message {
         self.buffer
     }
 
-    /// Converts the message into shared [`Bytes`] without copying.
+    /// Converts the message into shared [`Bytes`](https://docs.rs/bytes/latest/bytes/struct.Bytes.html) without copying.
     pub fn freeze(self) -> Bytes {
         self.buffer.freeze()
     }
@@ -65,7 +65,7 @@ impl AsRef<[u8]> for Message {
 
 /// Data to send: bytes, which are copied, or a pool buffer, which is not copied if the message is long.
 ///
-/// Conversions from references to bytes, from `Vec<u8>` and [`Bytes`], from [`PoolBuf`] and from [`Message`] create this
+/// Conversions from references to bytes, from `Vec<u8>` and [`Bytes`](https://docs.rs/bytes/latest/bytes/struct.Bytes.html), from [`PoolBuf`] and from [`Message`] create this
 /// type, so callers seldom need to name this type. A `Vec<u8>` or `Bytes` is copied into registered memory, and dropped.
 #[derive(Debug)]
 pub struct SendData<'a>(Source<'a>);

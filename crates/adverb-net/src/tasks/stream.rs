@@ -34,7 +34,7 @@ crate::api::stream!(Stream: reader.shared, ReadHalf: shared, WriteHalf: shared);
 ///   Reading remains possible.
 /// - **Reading** returns the bytes that have arrived, or no bytes at the end of the stream, when the peer has shut down
 ///   or dropped its stream. If the peer crashes or is unreachable, reading returns an error about two seconds after a
-///   [keepalive](Options::keepalive) probe. [`AsyncBufRead`] provides the bytes in place, without a copy.
+///   [keepalive](Options::keepalive) probe. [`AsyncBufRead`](https://docs.rs/tokio/latest/tokio/io/trait.AsyncBufRead.html) provides the bytes in place, without a copy.
 /// - **Dropping** the stream closes the connection like [`Connection::close`], in a separate task. The peer receives
 ///   the written bytes and the end of the stream, if it reads them within [`Options::connect_timeout`]. If the runtime
 ///   has shut down, the connection ends at once.

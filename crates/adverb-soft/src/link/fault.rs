@@ -14,7 +14,7 @@ use super::{
     TxPacket,
 };
 
-/// The configuration of a [`FaultLink`]. The rates are in packets per million. A packet has at most one fault.
+/// The configuration of the faults that a link injects (`FaultLink` of adverb-soft). The rates are in packets per million. A packet has at most one fault.
 ///
 /// The packets to one queue pair at one address are a flow, and flows are numbered in the order of their first packets. Three
 /// numbers determine the fault of a packet: the seed, the flow's number, and the packet's number in the flow. For example,
