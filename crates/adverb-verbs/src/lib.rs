@@ -15,6 +15,59 @@
 //!
 //! Each object keeps the objects that it was created from alive, so they can be dropped in any order.
 //!
+//! # From a device to a completion
+//!
+//! Two queue pairs on the software NIC, one SEND and one WRITE. On a machine with an RDMA NIC, `Device::open` takes its name.
+//! Usually the two sides are different programs, and exchange the endpoints and the address of the region over another
+//! connection.
+//!
+//! ```
+//! # #[cfg(feature = "soft")]
+//! # fn main() -> adverb::verbs::Result<()> {
+//! use std::time::Duration;
+//! use adverb::verbs::{Access, Device, SendRequest, Transport};
+//!
+//! let device = Device::open("soft")?;
+//! let domain = device.create_protection_domain()?;
+//! let completions = device.completion_queue(64).create()?; // one entry for each request of all queues
+//! let create = || {
+//!     let builder = domain.queue_pair(Transport::Rc).completion_queue(&completions).depth(16, 16);
+//!     builder.access(Access::REMOTE_WRITE).create() // the peer may WRITE, if it has the key of a region
+//! };
+//! let (client, server) = (create()?, create()?);
+//! client.connect(&server.endpoint())?;
+//! server.connect(&client.endpoint())?;
+//!
+//! // A SEND consumes a receive, which the peer has posted before.
+//! server.post_recv(domain.buffer(64)?)?;
+//! let mut message = domain.buffer(5)?;
+//! message.copy_from_slice(b"hello");
+//! client.post_send(SendRequest::send(message))?;
+//! let mut polled = Vec::new();
+//! while polled.len() < 2 {
+//!     let count = completions.poll_timeout(&mut polled, Duration::from_secs(5))?;
+//!     assert!(count > 0, "no completion for 5 s");
+//! }
+//! for completion in polled {
+//!     let success = completion.result()?; // the operation, or the status of the failure
+//!     println!("{:?}", success.operation); // `Send`, and `Recv` of the message
+//! }
+//!
+//! // A WRITE into the peer's region involves no call of the peer. `wait` returns the completion of one request.
+//! let region = domain.region(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+//! let mut bytes = domain.buffer(5)?;
+//! bytes.copy_from_slice(b"world");
+//! let id = client.post_send(SendRequest::write(bytes, region.remote().at(0)))?;
+//! completions.wait(id, Duration::from_secs(5))?.result()?;
+//! let mut copy = [0; 5];
+//! region.read(0, &mut copy)?;
+//! assert_eq!(&copy, b"world");
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "soft"))]
+//! # fn main() {}
+//! ```
+//!
 //! # Not supported
 //!
 //! Extended reliable connections (XRC), raw packets, flow steering rules and device memory are not supported. Devices

@@ -11,6 +11,17 @@
 //! - A [`Pool`] registers memory in large chunks and allocates [`PoolBuf`]s from them. A `PoolBuf` has one
 //!   owner, like a `Buffer`, and allocating one costs about as much as `malloc`.
 //!
+//! | type | contents | use it for |
+//! |---|---|---|
+//! | [`Buffer`] | registered memory with one owner, a `[u8]` | the messages and transfers of one request at a time; registering takes a system call, so allocate it once |
+//! | [`PoolBuf`] | a part of a [`Pool`]'s registered memory, with one owner, a `[u8]` | buffers that are allocated and dropped often, of any size |
+//! | [`MemoryRegion`] | registered memory that peers may access, never a `[u8]` | memory that peers READ and WRITE, and that this program accesses meanwhile |
+//! | [`RegionSlice`] | a part of a [`MemoryRegion`], as the payload of a request | sending from and receiving into a region without a copy |
+//! | [`RemoteMemory`] | the address, remote key and length of a peer's memory: plain data | the target of a WRITE, READ or atomic of a queue pair; the owner of the memory sends it in a message |
+//! | [`SharedMemory`] | memory that is not registered yet | the same memory in several protection domains or devices: each registers a [`MemoryRegion`] of it |
+//! | `SharedRegion` of `adverb::net` | memory that a server exposes to any number of peers by name | memory for the peers of connections |
+//! | `RemoteRegion` of `adverb::net` | a peer's exposed memory, with its connection | reading and writing a peer's memory over a connection |
+//!
 //! In this crate, only this module, [`raw`](crate::raw), the backends, calls of the operating system and the ring of outstanding requests contain
 //! `unsafe` code.
 
