@@ -193,10 +193,12 @@ pub enum Error {
         queue_domain: Box<str>,
     },
     /// A request completed with an error.
-    #[error("a request{} failed: {}{}", to_peer(.peer), .failure.status, vendor_error(.failure))]
+    #[error("{} failed: {}{}", request_of(*.is_receive, .peer), .failure.status, vendor_error(.failure))]
     RequestFailed {
         /// The completion's status and vendor error.
         failure: Failure,
+        /// Whether the request was a receive request.
+        is_receive: bool,
         /// The address of the peer, if the queue pair is connected and the request was posted to one of its own queues.
         peer: Option<IpAddr>,
     },
@@ -351,8 +353,13 @@ fn bound(requested: u64, max: u64) -> String {
 }
 
 /// Returns the peer as part of a sentence, or nothing if it is unknown.
-fn to_peer(peer: &Option<IpAddr>) -> String {
-    peer.map_or_else(String::new, |peer| format!(" to {peer}"))
+fn request_of(is_receive: bool, peer: &Option<IpAddr>) -> String {
+    match (is_receive, peer) {
+        (true, Some(peer)) => format!("a receive from {peer}"),
+        (true, None) => "a receive".into(),
+        (false, Some(peer)) => format!("a request to {peer}"),
+        (false, None) => "a request".into(),
+    }
 }
 
 /// Returns the vendor's error code in parentheses, or nothing for code 0.

@@ -61,7 +61,7 @@ const SHARED: u64 = 1 << 63;
 
 /// Returns the shared receive queue that an identifier belongs to, if it belongs to one.
 #[inline]
-pub(super) fn shared_queue_of(wr_id: u64) -> Option<u32> {
+pub(crate) fn shared_queue_of(wr_id: u64) -> Option<u32> {
     let [a, b, c, d, ..] = (wr_id & !SHARED).to_be_bytes();
     (wr_id & SHARED != 0).then(|| u32::from_be_bytes([a, b, c, d]))
 }

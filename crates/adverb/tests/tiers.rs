@@ -51,7 +51,11 @@ fn the_error_of_a_failed_request_names_the_peer_while_the_queue_pair_is_connecte
         left.queue_pair.move_to_error().unwrap();
         let completion = left.completions.wait(id, TIMEOUT).unwrap();
         match completion.result() {
-            Err(Error::RequestFailed { failure, peer }) if failure.status == Status::Flushed => peer,
+            Err(Error::RequestFailed { failure, is_receive: true, peer })
+                if failure.status == Status::Flushed =>
+            {
+                peer
+            }
             other => panic!("{other:?}"),
         }
     };

@@ -76,6 +76,8 @@ pub(crate) mod flag {
     pub(super) const PROCESS_TIME: u32 = 1 << 28;
     /// Adverb's own flag: a failed outcome has the peer's GID in otherwise unused fields.
     pub(super) const PEER: u32 = 1 << 27;
+    /// Adverb's own flag: a failed outcome is that of a receive request.
+    pub(crate) const RECV: u32 = 1 << 26;
 }
 
 impl RawOutcome {

@@ -55,15 +55,26 @@ impl CompletionQueue {
         Ok(AttachedShared { completion_queue: self.clone(), queue: queue.clone() })
     }
 
-    fn reserve(&self, state: &mut State, depth: u32) -> Result<()> {
-        let free_count = self.depth() - state.reserved;
-        if depth > free_count {
-            return Err(Error::LimitExceeded {
-                limit: Limit::QueueDepths,
-                requested: u64::from(state.reserved) + u64::from(depth),
-                max: u64::from(self.depth()),
-            });
+    /// Whether this is the same queue.
+    pub(crate) fn is_same(&self, other: &CompletionQueue) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Checks that entries are free for queues of this total depth.
+    pub(crate) fn check_free(&self, depth: u64) -> Result<()> {
+        self.check_free_locked(&self.lock(), depth)
+    }
+
+    fn check_free_locked(&self, state: &State, depth: u64) -> Result<()> {
+        let (requested, max) = (u64::from(state.reserved) + depth, u64::from(self.depth()));
+        if requested > max {
+            return Err(Error::LimitExceeded { limit: Limit::QueueDepths, requested, max });
         }
+        Ok(())
+    }
+
+    fn reserve(&self, state: &mut State, depth: u32) -> Result<()> {
+        self.check_free_locked(state, depth.into())?;
         state.reserved += depth;
         Ok(())
     }
@@ -206,6 +217,26 @@ mod tests {
     use super::super::NUMBER_MASK;
     use super::*;
     use crate::device::Device;
+
+    #[test]
+    fn a_small_queue_reports_the_need_of_both_queues_of_a_queue_pair() {
+        let device = Device::open("soft").unwrap();
+        let domain = device.create_protection_domain().unwrap();
+        for depth in [4, 8, 11] {
+            let queue = device.completion_queue(depth).create().unwrap();
+            let builder = domain.queue_pair(Transport::Rc).completion_queue(&queue).depth(8, 4);
+            let max = u64::from(queue.depth());
+            let refused = builder.create().map(drop);
+            assert!(
+                matches!(refused, Err(Error::LimitExceeded { limit: Limit::QueueDepths, requested: 12, max: at_most })
+                    if at_most == max),
+                "{refused:?}"
+            );
+            assert_eq!(queue.stats().reserved_depth, 0);
+        }
+        let queue = device.completion_queue(12).create().unwrap();
+        domain.queue_pair(Transport::Rc).completion_queue(&queue).depth(8, 4).create().unwrap();
+    }
 
     #[test]
     fn more_queues_than_ids_can_distinguish_are_rejected() {

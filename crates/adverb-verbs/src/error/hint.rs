@@ -16,6 +16,11 @@ pub(super) fn hint(error: &Error) -> Option<Cow<'_, str>> {
     {
         return Some(format!("use one of these: {}", available.join(", ")).into());
     }
+    if let Error::LimitExceeded { limit, max, .. } = error
+        && limit.is_from_one()
+    {
+        return Some(format!("use a value from 1 to {max}").into());
+    }
     fixed(error).map(Cow::Borrowed)
 }
 
@@ -34,6 +39,10 @@ fn fixed(error: &Error) -> Option<&'static str> {
         | Error::CallFailed { call, source, .. } => of_call(*call, source),
         Error::LimitExceeded { limit, .. } => limit.hint(),
         Error::MessageTooLong { limit, .. } => Some(limit.hint()),
+        Error::QueueFull { queue: "receive" | "shared receive", .. } => Some(
+            "poll the completion queue: an entry is free again when the completion of its message was polled, so a full \
+             queue without messages needs no more receives; or create the queue with a larger depth",
+        ),
         Error::QueueFull { .. } => {
             Some("poll the completion queue, or create the queue pair with a larger depth")
         }

@@ -164,8 +164,16 @@ kinds! {
     ProbeLen = "length of a probe", Some("a probe is one packet: choose a length up to the MTU");
 }
 
+/// The hint of limits whose minimum is 1. The errors print the maximum instead of the last words.
 const FROM_ONE: Option<&str> = Some("use a value from 1 to the maximum");
 const MODERATION: Option<&str> = Some("`DeviceAttributes::moderation` has the maximum of the device");
+
+impl Limit {
+    /// Whether the values are from 1 to the maximum.
+    pub(super) fn is_from_one(self) -> bool {
+        self.hint() == FROM_ONE
+    }
+}
 
 kinds! {
     /// The object or option that limits the length of a [message](super::Error::MessageTooLong).

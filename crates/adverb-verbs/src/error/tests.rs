@@ -7,7 +7,7 @@ use std::time::Duration;
 use adverb_proto::explain::Call;
 use adverb_proto::types::{Failure, QpState, RejectReason, Status};
 
-use super::{ConnectStage, Error, NoDeviceReason, WithCauses, call_failed};
+use super::{ConnectStage, Error, Limit, NoDeviceReason, WithCauses, call_failed};
 use crate::queue_pair::raw::RawPostError;
 use crate::request::PostError;
 
@@ -119,7 +119,7 @@ fn a_wrong_state_has_a_hint_that_fits_the_state() {
 fn a_failed_request_names_the_peer_and_the_vendor_error() {
     let error = |vendor_error, peer| {
         let failure = Failure { status: Status::RetryExceeded, vendor_error };
-        Error::RequestFailed { failure, peer }
+        Error::RequestFailed { failure, is_receive: false, peer }
     };
     let known = error(0x51, Some(peer().ip()));
     assert!(known.to_string().starts_with("a request to 192.0.2.1 failed: "), "{known}");
@@ -127,6 +127,17 @@ fn a_failed_request_names_the_peer_and_the_vendor_error() {
     assert_eq!(hint(&known), Status::RetryExceeded.hint().unwrap());
     let unknown = error(0, None).to_string();
     assert!(unknown.starts_with("a request failed: ") && !unknown.contains("vendor"), "{unknown}");
+    let failure = Failure { status: Status::Flushed, vendor_error: 0 };
+    let flushed = Error::RequestFailed { failure, is_receive: true, peer: Some(peer().ip()) };
+    assert!(flushed.to_string().starts_with("a receive from 192.0.2.1 failed: "), "{flushed}");
+}
+
+#[test]
+fn hints_have_the_maximum_and_fit_the_queue() {
+    let error = Error::LimitExceeded { limit: Limit::SendQueueDepth, requested: 0, max: 16384 };
+    assert_eq!(hint(&error), "use a value from 1 to 16384");
+    assert!(hint(&Error::QueueFull { queue: "send", depth: 16 }).starts_with("poll"));
+    assert!(hint(&Error::QueueFull { queue: "receive", depth: 16 }).contains("no more receives"));
 }
 
 #[test]

@@ -223,6 +223,10 @@ impl QueuePairBuilder {
         })?;
 
         // Entries are reserved before the queue pair exists, so that its completions always fit.
+        if self.shared.is_none() && send_cq.is_same(recv_cq) {
+            // The error must have the need of both queues, and not first that of one of them.
+            send_cq.check_free(u64::from(self.send_depth) + u64::from(self.recv_depth))?;
+        }
         let send: Attached = send_cq.attach(self.send_depth, Queue::Send, self.transport)?;
         let recv = match &self.shared {
             Some(shared) => Receives::Shared(recv_cq.attach_shared(shared)?),

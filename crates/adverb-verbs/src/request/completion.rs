@@ -6,10 +6,11 @@ use adverb_proto::types::{self as plain, Failure, Qpn, TimestampSource};
 
 use super::in_flight::Posting;
 use super::operation::{Success, public_outcome};
-use crate::backend::RawOutcome;
+use crate::backend::{RawOutcome, flag};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Payload, PoolBuf};
 use crate::request_id::RequestId;
+use crate::shared_receive_queue::shared_queue_of;
 
 /// The identifiers of the requests of a batch, in the order of posting.
 #[derive(Clone, Debug)]
@@ -72,6 +73,8 @@ impl Completion {
 
     /// Returns the operation and the length of a successful request, or the failure. A failure contains neither
     /// operation nor length, because devices leave them undefined.
+    ///
+    /// [`result`](Completion::result) returns the same as an [`Error`], for `?`: the error also names the peer, and has a hint.
     #[inline]
     pub fn outcome(&self) -> std::result::Result<Success, Failure> {
         public_outcome(self.plain_outcome())
@@ -116,7 +119,8 @@ impl Completion {
         self.outcome.status == 0
     }
 
-    /// Returns the operation and the length of a successful request, and otherwise an error.
+    /// Returns the operation and the length of a successful request, and otherwise an error. A program that matches the
+    /// [status](Failure::status) of failures calls [`outcome`](Completion::outcome), which computes no error.
     ///
     /// # Errors
     ///
@@ -127,6 +131,7 @@ impl Completion {
     pub fn result(&self) -> Result<Success> {
         let failed = |failure| Error::RequestFailed {
             failure,
+            is_receive: self.outcome.flags & flag::RECV != 0 || shared_queue_of(self.id.0).is_some(),
             peer: self.outcome.peer().map(|peer| peer.udp_addr().ip()),
         };
         self.outcome().map_err(failed)

@@ -279,10 +279,11 @@ impl Completing {
         let Some(InFlight { payload, tag, opcode, address_handle: _ }) = self.ring.pop() else { return };
         let mut outcome = outcome.unwrap_or(RawOutcome::implied(opcode));
         self.stats.count(&outcome);
-        if outcome.status != 0
-            && let Some(peer) = self.peer
-        {
-            outcome.store_peer(peer);
+        if outcome.status != 0 {
+            outcome.flags |= if self.kind == Queue::Recv { flag::RECV } else { 0 };
+            if let Some(peer) = self.peer {
+                outcome.store_peer(peer);
+            }
         }
         out.push(Completion { id, tag, payload, outcome });
     }
