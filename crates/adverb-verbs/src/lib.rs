@@ -39,8 +39,8 @@
 //! server.connect(&client.endpoint())?;
 //!
 //! // A SEND consumes a receive, which the peer has posted before.
-//! server.post_recv(domain.buffer(64)?)?;
-//! let mut message = domain.buffer(5)?;
+//! server.post_recv(domain.allocate_buffer(64)?)?;
+//! let mut message = domain.allocate_buffer(5)?;
 //! message.copy_from_slice(b"hello");
 //! client.post_send(SendRequest::send(message))?;
 //! let mut polled = Vec::new();
@@ -54,8 +54,8 @@
 //! }
 //!
 //! // A WRITE into the peer's region involves no call of the peer. `wait` returns the completion of one request.
-//! let region = domain.region(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-//! let mut bytes = domain.buffer(5)?;
+//! let region = domain.allocate_region(4096, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+//! let mut bytes = domain.allocate_buffer(5)?;
 //! bytes.copy_from_slice(b"world");
 //! let id = client.post_send(SendRequest::write(bytes, region.remote().at(0)))?;
 //! completions.wait(id, Duration::from_secs(5))?.result()?;

@@ -131,12 +131,12 @@ pub(crate) fn exceed_the_memlock_limit(name: &str) {
     limit_memory(MEMLOCK_LIMIT);
     let device = Device::open(name).unwrap();
     let domain = device.create_protection_domain().unwrap();
-    let error = domain.region(1 << 20, Access::LOCAL_WRITE).unwrap_err();
+    let error = domain.allocate_region(1 << 20, Access::LOCAL_WRITE).unwrap_err();
     assert!(matches!(error, Error::MemlockLimit { limit: MEMLOCK_LIMIT, .. }), "{error:?}");
     assert!(error.is_retryable());
     show("10: memlock limit", error);
     // Less memory can be registered.
-    drop(domain.region(4096, Access::LOCAL_WRITE).unwrap());
+    drop(domain.allocate_region(4096, Access::LOCAL_WRITE).unwrap());
 
     let error = connect(&address);
     let ConnectError::ConnectionLost(ConnectionError::Device { source, .. }) = &error else {
@@ -146,7 +146,7 @@ pub(crate) fn exceed_the_memlock_limit(name: &str) {
     show("10: the memory of a connection exceeds the memlock limit", error);
 
     limit_locked(0);
-    let error = domain.region(4096, Access::LOCAL_WRITE).unwrap_err();
+    let error = domain.allocate_region(4096, Access::LOCAL_WRITE).unwrap_err();
     assert!(matches!(error, Error::MemlockLimit { limit: 0, .. }), "{error:?}");
     show("10: no memory may be locked", error);
 

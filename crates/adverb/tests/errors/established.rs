@@ -116,7 +116,7 @@ fn show_remote() {
     let _memory = right.expose("memory", 4096, RemoteAccess::READ).unwrap();
     let memory = left.remote_region("memory").unwrap();
     assert_eq!((memory.name(), memory.access(), memory.len()), ("memory", RemoteAccess::READ, 4096));
-    let buffer = memory.pool().alloc(8).unwrap();
+    let buffer = memory.pool().allocate(8).unwrap();
     assert_eq!(memory.read_into(0, buffer).unwrap().len(), 8);
     let error = left.remote_region_timeout("memroy", SHORT_TIMEOUT).unwrap_err();
     let is_named = matches!(&error.kind, RemoteErrorKind::RegionTimedOut { name: Some(name), .. } if &**name == "memroy");
@@ -151,8 +151,8 @@ fn show_remote() {
     right.send(b"withdrawn").unwrap();
     assert_eq!(&left.recv().unwrap().unwrap()[..], b"withdrawn");
     let error = memory.read(0..8).unwrap_err();
-    let RemoteErrorKind::Withdrawn { peer } = error.kind else { panic!("{error:?}") };
-    assert_eq!(peer, left.peer_addr());
+    let RemoteErrorKind::Withdrawn { peer, name } = &error.kind else { panic!("{error:?}") };
+    assert_eq!((*peer, &**name), (left.peer_addr(), "memory"));
     show("19: remote access to memory that the peer has withdrawn", error);
     left.send(b"still usable").unwrap();
     assert_eq!(&right.recv().unwrap().unwrap()[..], b"still usable");

@@ -62,7 +62,8 @@ fn a_registration_in_progress_blocks_no_other_connection_and_no_withdrawal() {
     let count = region_count();
     let registrations = Registrations::hold(&region);
     scope(|scope| {
-        let builder = Listener::builder().options(&options).expose_region("chunks", &region, RemoteAccess::READ);
+        let builder =
+            Listener::builder().options(&options).expose_region("chunks", &region, RemoteAccess::READ);
         let binding = scope.spawn(move || builder.bind("127.0.0.1:0").unwrap());
         registrations.wait_for_one();
         // Another listener accepts, and exposes the region.
@@ -88,7 +89,8 @@ fn two_listeners_register_a_region_once_in_their_domain() {
     let registrations = Registrations::hold(&region);
     scope(|scope| {
         let bind = || {
-            let builder = Listener::builder().options(&options).expose_region("chunks", &region, RemoteAccess::READ);
+            let builder =
+                Listener::builder().options(&options).expose_region("chunks", &region, RemoteAccess::READ);
             builder.bind("127.0.0.1:0").unwrap()
         };
         let first = scope.spawn(bind);
@@ -110,7 +112,8 @@ fn a_session_that_waits_for_a_registration_blocks_no_other_peer() {
     for is_withdrawn in [false, true] {
         let region = region();
         let (first, second) = (options.clone().shared_domain(true), options.clone().shared_domain(true));
-        let builder = Listener::builder().options(&first).expose_region("chunks", &region, RemoteAccess::READ);
+        let builder =
+            Listener::builder().options(&first).expose_region("chunks", &region, RemoteAccess::READ);
         let listener = builder.bind(any_port(&options)).unwrap();
         let other = self::region();
         let builder = Listener::builder().options(&second).expose_region("other", &other, RemoteAccess::READ);
@@ -412,7 +415,7 @@ fn all_regions_of_a_listener_are_announced_without_further_calls() {
     let region = region();
     let mut builder = Listener::builder().options(&sharing());
     for number in 0..200 {
-        builder = builder.expose(format!("region {number}"), &region, RemoteAccess::READ);
+        builder = builder.expose_region(format!("region {number}"), &region, RemoteAccess::READ);
     }
     let listener = builder.bind(any_port(&sharing())).unwrap();
     let options = Options { domains: None, ..sharing() }.recv_ring_size(4096).max_outstanding_writes(8);
@@ -438,7 +441,7 @@ fn a_silent_peer_is_accepted_before_all_regions_are_announced() {
     let options = sharing().connect_timeout(Duration::from_secs(10));
     let mut builder = Listener::builder().options(&options);
     for number in 0..100 {
-        builder = builder.expose(format!("region {number}"), &region, RemoteAccess::READ);
+        builder = builder.expose_region(format!("region {number}"), &region, RemoteAccess::READ);
     }
     let listener = builder.bind(any_port(&options)).unwrap();
     let small = Options { domains: None, ..options.clone() }.recv_ring_size(512).max_outstanding_writes(4);
