@@ -118,8 +118,8 @@ fn show_remote() {
     assert_eq!((memory.name(), memory.access(), memory.len()), ("memory", RemoteAccess::READ, 4096));
     let buffer = memory.pool().allocate(8).unwrap();
     assert_eq!(memory.read_into(0, buffer).unwrap().len(), 8);
-    let error = left.remote_region_timeout("memroy", SHORT_TIMEOUT).unwrap_err();
-    let is_named = matches!(&error.kind, RemoteErrorKind::RegionTimedOut { name: Some(name), .. } if &**name == "memroy");
+    let error = left.remote_region_timeout("other memory", SHORT_TIMEOUT).unwrap_err();
+    let is_named = matches!(&error.kind, RemoteErrorKind::RegionTimedOut { name: Some(name), .. } if &**name == "other memory");
     assert!(is_named && error.is_timeout(), "{error:?}");
     show("No memory is exposed under the name in time", error);
 
