@@ -168,7 +168,7 @@ impl Draft {
     }
 
     /// Returns a part of the item, for a request that fills it: a READ from a peer, or a receive. `domain` is the index of
-    /// the queue's protection domain in the list that was passed to [`ArenaBuilder::build`](super::ArenaBuilder::build).
+    /// the queue's protection domain in the list that was passed to [`ArenaBuilder::create`](super::ArenaBuilder::create).
     ///
     /// The request keeps the memory registered, but not the slot allocated: keep the draft until the request completes.
     ///
@@ -271,7 +271,7 @@ impl Item {
 
     /// Returns a part of the item, for a request: the source of a WRITE or SEND, or the destination of a READ. `domain` is
     /// the index of the queue's protection domain in the list that was passed to
-    /// [`ArenaBuilder::build`](super::ArenaBuilder::build).
+    /// [`ArenaBuilder::create`](super::ArenaBuilder::create).
     ///
     /// The request keeps the memory registered, but not the slot allocated: keep the item until the request completes.
     ///
