@@ -289,6 +289,25 @@ fn a_reset_cancels_a_drain_and_returns_the_requests() -> Result<()> {
 }
 
 #[test]
+fn resets_without_polls_leave_room_in_the_completion_queue() -> Result<()> {
+    let Some(device) = device() else { return Ok(()) };
+    let side = || Side::with(&device, Transport::Rc, device.completion_queue(32).events().create()?);
+    let (left, right) = (side()?, side()?);
+    for _ in 0..4 {
+        connect(&left, &right)?;
+        for _ in 0..16 {
+            left.queue_pair.post_recv(left.domain.allocate_buffer(64)?)?;
+            left.queue_pair.post_send(SendRequest::send(left.domain.allocate_buffer(64)?))?;
+        }
+        left.queue_pair.move_to_error()?;
+        assert_eq!(left.queue_pair.reset()?.len(), 32);
+        right.queue_pair.reset()?;
+    }
+    connect(&left, &right)?;
+    exchange(&left, &right)
+}
+
+#[test]
 fn a_drain_that_races_with_a_reset_returns_each_request_once() -> Result<()> {
     let Some(device) = device() else { return Ok(()) };
     let side = Side::new(&device, Transport::Rc)?;

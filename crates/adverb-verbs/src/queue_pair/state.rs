@@ -223,8 +223,15 @@ impl QueuePair {
         // No thread can post meanwhile, so the outstanding requests are those that the device drops.
         let posting_locks = (self.send.lock(), self.recv.own().map(Attached::lock));
         self.free_windows();
+        self.return_shared_receives();
         self.change(&StateChange::Reset)?;
         let left = self.take_all();
+        // The device may keep the completions of requests before the reset. They are removed, because the queue pair has
+        // reserved room in its completion queues for one round of requests only. A later poll returns an error that occurs
+        // here.
+        for completions in [self.send_completion_queue(), self.recv_completion_queue()] {
+            let _ = completions.fetch_completions();
+        }
         self.psn.store(psn.get(), Ordering::Relaxed);
         let moved = self.move_to_init();
         drop(posting_locks);
@@ -299,14 +306,14 @@ impl QueuePair {
         call_failed(Call::ResolvePeer, action, source)
     }
 
-    /// Completes the receives that the queue pair took from a shared receive queue, before the queue pair is destroyed.
-    /// Afterwards, the receives' completions couldn't be matched to the queue pair, and the shared receive queue would
-    /// lose these receives permanently.
+    /// Completes the receives that the queue pair took from a shared receive queue, before the queue pair is destroyed or
+    /// reset. Afterwards, the receives' completions couldn't be matched to the queue pair, and the shared receive queue
+    /// would lose these receives permanently.
     pub(super) fn return_shared_receives(&self) {
         if let Receives::Shared(queue) = &self.recv
             && !self.backend.is_destroyed()
         {
-            // Failures are ignored: the queue pair is destroyed next anyway.
+            // Failures are ignored: the queue pair is destroyed or reset next anyway.
             let _ = self.backend.modify(&StateChange::Error);
             let _ = queue.completion_queue().fetch_completions();
         }
