@@ -318,8 +318,11 @@ impl SharedRegion {
         }
         self.begin_registration(&mut state, domain, access);
         drop(state);
-        let _attempt = Attempt { region: self, domain, access, error: None };
-        self.attempt(domain, access)
+        let attempt = Attempt { region: self, domain, access, error: None };
+        let is_registered = self.attempt(domain, access).map(|registered| registered.is_some());
+        // A withdrawal waits for the use of a registration, so none exists while the connections are notified.
+        drop(attempt);
+        if is_registered? { self.registration(domain, access) } else { Ok(None) }
     }
 
     /// Adds a registration. The caller drops the lock, and then [attempts](SharedRegion::attempt) it.
@@ -439,11 +442,14 @@ impl Drop for Attempt<'_> {
                 |known: &Registration| known.is_for(self.domain, self.access) && known.region.is_none();
             // No memory is deregistered here: a failed attempt has no region.
             state.registrations.retain(|known| !is_failed(known));
-            state.peers.values().filter_map(Weak::upgrade).collect::<Vec<_>>()
+            state.peers.values().cloned().collect::<Vec<_>>()
         };
         changed.notify_all();
+        // One connection at a time is kept alive: the drop of its last handle must end it.
         for peer in peers {
-            peer.handle_registration_attempt(self);
+            if let Some(peer) = peer.upgrade() {
+                peer.handle_registration_attempt(self);
+            }
         }
     }
 }

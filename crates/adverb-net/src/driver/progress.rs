@@ -173,8 +173,12 @@ impl Driver {
                 }
             }
             Ok(Registered::Missing(region, missing)) => {
+                let is_withdrawn = region.is_withdrawn();
                 core.connection.handle_register_deferred(id, region);
-                if Arc::ptr_eq(&core.lane, &lane) {
+                if is_withdrawn {
+                    // The withdrawal did not find the region while it was to be registered.
+                    core.connection.withdraw(|_, _, region| region.is_some_and(Region::is_withdrawn));
+                } else if Arc::ptr_eq(&core.lane, &lane) {
                     core.missing = Some((id, missing.clone()));
                     MutexGuard::unlocked(core, || missing.start());
                 }
