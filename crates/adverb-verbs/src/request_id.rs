@@ -9,3 +9,13 @@ impl RequestId {
     /// queue pair uses it, so their outcomes carry a flag instead.)
     pub(crate) const DATAGRAM: u64 = 1 << 62;
 }
+
+/// The bit that marks identifiers of shared receive queues.
+pub(crate) const SHARED: u64 = 1 << 63;
+
+/// Returns the shared receive queue that an identifier belongs to, if it belongs to one.
+#[inline]
+pub(crate) fn shared_queue_of(wr_id: u64) -> Option<u32> {
+    let [a, b, c, d, ..] = (wr_id & !SHARED).to_be_bytes();
+    (wr_id & SHARED != 0).then(|| u32::from_be_bytes([a, b, c, d]))
+}

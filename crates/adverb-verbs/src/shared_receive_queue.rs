@@ -15,7 +15,7 @@ use crate::error::{Error, Limit, Result, WithCauses, call_failed};
 use crate::memory::{Payload, PayloadSegment};
 use crate::recorder::QueueRecorder;
 use crate::request::{Completion, PostError, RecvRequest};
-use crate::request_id::RequestId;
+use crate::request_id::{RequestId, SHARED};
 
 /// A receive queue that several queue pairs share: each message that one of them receives consumes a receive request of
 /// the queue. Cloning returns another handle to the same queue.
@@ -54,16 +54,6 @@ struct Slot {
     /// The number of the slot's uses, to detect completions of an earlier request.
     generation: u16,
     request: Option<(Payload, u64)>,
-}
-
-/// The bit that marks identifiers of shared receive queues.
-const SHARED: u64 = 1 << 63;
-
-/// Returns the shared receive queue that an identifier belongs to, if it belongs to one.
-#[inline]
-pub(crate) fn shared_queue_of(wr_id: u64) -> Option<u32> {
-    let [a, b, c, d, ..] = (wr_id & !SHARED).to_be_bytes();
-    (wr_id & SHARED != 0).then(|| u32::from_be_bytes([a, b, c, d]))
 }
 
 impl Table {

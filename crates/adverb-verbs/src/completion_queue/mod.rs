@@ -23,8 +23,8 @@ use crate::device::Device;
 use crate::error::{Error, Feature, Limit, Result};
 use crate::recorder::QueueRecorder;
 use crate::request::{Completing, Completion};
-use crate::request_id::RequestId;
-use crate::shared_receive_queue::{SharedTable, shared_queue_of};
+use crate::request_id::{RequestId, shared_queue_of};
+use crate::shared_receive_queue::SharedTable;
 use crate::stats::CompletionQueueStats;
 
 pub(super) use attached::{Attached, AttachedShared};

@@ -7,8 +7,7 @@ use adverb_proto::{Cq, Time};
 use super::{CompletionQueue, Queues, State, position_of};
 use crate::backend::{RawCompletion, flag};
 use crate::request::Completion;
-use crate::request_id::RequestId;
-use crate::shared_receive_queue::shared_queue_of;
+use crate::request_id::{RequestId, shared_queue_of};
 
 impl CompletionQueue {
     /// Does the same as [`match_requests`](CompletionQueue::match_requests), and records the completions. The device

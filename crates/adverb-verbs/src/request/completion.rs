@@ -9,8 +9,7 @@ use super::operation::{Success, public_outcome};
 use crate::backend::{RawOutcome, flag};
 use crate::error::{Error, Result};
 use crate::memory::{Buffer, Payload, PoolBuf};
-use crate::request_id::RequestId;
-use crate::shared_receive_queue::shared_queue_of;
+use crate::request_id::{RequestId, shared_queue_of};
 
 /// The identifiers of the requests of a batch, in the order of posting.
 #[derive(Clone, Debug)]
