@@ -34,12 +34,14 @@ fn receiver() {
     let mut config = UdpConfig::new(address);
     config.shared = true;
     let mut link = UdpLink::open(&config).unwrap();
-    // Threads need memory and descriptors.
+    // A thread needs memory and descriptors until it runs.
     let (sender, input) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
+        let _ = sender.send(());
         let _ = std::io::stdin().read(&mut [0]);
         let _ = sender.send(());
     });
+    input.recv().unwrap();
     let mut files = Vec::new();
     match limit.parse::<usize>() {
         Ok(free) => {
