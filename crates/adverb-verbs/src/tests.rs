@@ -111,7 +111,7 @@ fn a_region_that_is_not_deregistered_keeps_its_memory() {
 }
 
 #[test]
-fn a_log_line_has_the_causes_of_its_error() {
+fn the_log_line_about_memory_that_is_not_deregistered_has_the_causes() {
     let (_domain, region, _) = tracked_region();
     let (sender, errors) = std::sync::mpsc::channel();
     let recording = OnEvent(move |event: &Event<'_>| {
