@@ -32,9 +32,10 @@ pub(crate) fn run() -> Result<ExitCode> {
     let programs = ADDRESSES.build(PROGRAMS)?;
     let find = |name: &str, is_test: bool| programs.find(name, is_test);
     // The tests with a million rounds are too slow here, and loom covers the ring. The tests `…_is_not_destroyed…` leak
-    // on purpose: memory that the device still holds is never freed.
+    // on purpose: memory that the device still holds is never freed. The tests of dials have a clock of their own and
+    // fail if the other tests of this process keep its one software device busy, so only nextest runs them.
     for library in ["adverb_verbs", "adverb_net"] {
-        let skipped = ["--skip", "a_million", "--skip", "is_not_de"];
+        let skipped = ["--skip", "a_million", "--skip", "is_not_de", "--skip", "bootstrap::dial"];
         process::run(Command::new(find(library, true)?).arg("--quiet").args(skipped))?;
     }
 
