@@ -21,25 +21,7 @@ use super::{
 
 /// An in-memory switch that forwards packets between devices of this process by destination address.
 ///
-/// ```
-/// use adverb_soft::link::{Link, TxPacket, Switch, SwitchConfig};
-///
-/// let switch = Switch::new(SwitchConfig::default());
-/// let mut here = switch.attach("10.0.0.1".parse().unwrap())?;
-/// let mut there = switch.attach("10.0.0.2".parse().unwrap())?;
-/// here.send(&[TxPacket {
-///     source: "10.0.0.1:49152".parse().unwrap(),
-///     destination: "10.0.0.2:4791".parse().unwrap(),
-///     traffic_class: 0,
-///     hop_limit: 64,
-///     flow_label: 0,
-///     bytes: b"a packet",
-/// }])?;
-/// let mut got = Vec::new();
-/// there.receive(usize::MAX, &mut |packet| got.extend_from_slice(packet.bytes))?;
-/// assert_eq!(got, b"a packet");
-/// # std::io::Result::Ok(())
-/// ```
+/// Of the crate adverb-verbs, `SoftDevice::on_switch` creates devices on a switch.
 #[derive(Clone, Debug)]
 pub struct Switch {
     shared: Arc<Shared>,
@@ -113,6 +95,26 @@ impl Default for Switch {
 }
 
 /// A device's link to a [`Switch`].
+///
+/// ```
+/// use adverb_soft::link::{Link, TxPacket, Switch, SwitchConfig};
+///
+/// let switch = Switch::new(SwitchConfig::default());
+/// let mut here = switch.attach("10.0.0.1".parse().unwrap())?;
+/// let mut there = switch.attach("10.0.0.2".parse().unwrap())?;
+/// here.send(&[TxPacket {
+///     source: "10.0.0.1:49152".parse().unwrap(),
+///     destination: "10.0.0.2:4791".parse().unwrap(),
+///     traffic_class: 0,
+///     hop_limit: 64,
+///     flow_label: 0,
+///     bytes: b"a packet",
+/// }])?;
+/// let mut got = Vec::new();
+/// there.receive(usize::MAX, &mut |packet| got.extend_from_slice(packet.bytes))?;
+/// assert_eq!(got, b"a packet");
+/// # std::io::Result::Ok(())
+/// ```
 #[derive(Debug)]
 pub struct MemLink {
     address: IpAddr,

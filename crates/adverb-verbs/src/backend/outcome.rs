@@ -22,10 +22,9 @@ impl RawCompletion {
 
     /// Converts a completion from the plain form.
     #[cfg(feature = "soft")]
+    #[inline]
     pub(super) fn of(completion: &adverb_proto::types::Completion) -> RawCompletion {
-        let mut outcome = RawOutcome::of(completion.outcome);
-        outcome.qpn = completion.qpn.get();
-        RawCompletion::new(completion.wr_id, outcome)
+        RawCompletion::new(completion.wr_id, RawOutcome::of(completion.outcome, completion.qpn))
     }
 }
 
@@ -98,32 +97,30 @@ impl RawOutcome {
 
     /// Converts an outcome to numbers, which [`decode`](RawOutcome::decode) converts back.
     #[cfg(feature = "soft")]
-    fn of(outcome: Result<Success, Failure>) -> RawOutcome {
-        let success = match outcome {
+    #[inline]
+    fn of(outcome: Result<Success, Failure>, qpn: Qpn) -> RawOutcome {
+        let qpn = qpn.get();
+        let Success { operation, length } = match outcome {
             Ok(success) => success,
             Err(Failure { status, vendor_error }) => {
-                return RawOutcome { status: status.code(), vendor_error, ..RawOutcome::implied(0) };
+                return RawOutcome { status: status.code(), vendor_error, qpn, ..RawOutcome::implied(0) };
             }
         };
-        let mut raw = RawOutcome { length: success.length, ..RawOutcome::implied(success.operation.code()) };
-        match success.operation {
+        let (immediate, source, flags) = match operation {
             CompletedOperation::Recv { immediate, invalidated, source, has_grh } => {
-                if let Some(immediate) = immediate {
-                    (raw.immediate, raw.flags) = (immediate.to_be(), flag::IMMEDIATE);
-                }
-                if let Some(rkey) = invalidated {
-                    (raw.immediate, raw.flags) = (rkey, flag::INVALIDATED);
-                }
-                raw.source = source.map_or(0, Qpn::get);
-                raw.flags |= if has_grh { flag::GRH } else { 0 };
+                let (immediate, flags) = match (invalidated, immediate) {
+                    (Some(rkey), _) => (rkey, flag::INVALIDATED),
+                    (None, Some(immediate)) => (immediate.to_be(), flag::IMMEDIATE),
+                    (None, None) => (0, 0),
+                };
+                (immediate, source.map_or(0, Qpn::get), flags | if has_grh { flag::GRH } else { 0 })
             }
-            CompletedOperation::RecvWrite { immediate } => {
-                (raw.immediate, raw.flags) = (immediate.to_be(), flag::IMMEDIATE);
-            }
+            CompletedOperation::RecvWrite { immediate } => (immediate.to_be(), 0, flag::IMMEDIATE),
             // The other operations have no further fields.
-            _ => {}
-        }
-        raw
+            _ => (0, 0, 0),
+        };
+        let opcode = operation.code();
+        RawOutcome { status: 0, opcode, vendor_error: 0, length, immediate, qpn, source, flags }
     }
 
     /// Stores the device's timestamp in fields that are unused in this outcome, so that outcomes without a timestamp
@@ -197,10 +194,10 @@ impl RawOutcome {
 
     /// Decodes the outcome. Only the outcome of a datagram has a source: `is_datagram` is true, or the flag
     /// [`DATAGRAM`](flag::DATAGRAM) is set.
+    #[inline]
     pub(crate) fn decode(&self, is_datagram: bool) -> Result<Success, Failure> {
-        let status = Status::from_code(self.status);
-        if status != Status::Success {
-            return Err(Failure { status, vendor_error: self.vendor_error });
+        if self.status != Status::Success.code() {
+            return Err(self.decode_failure());
         }
         let has = |flag: u32| self.flags & flag != 0;
         let is_datagram = is_datagram || has(flag::DATAGRAM);
@@ -218,6 +215,11 @@ impl RawOutcome {
             },
         };
         Ok(Success { operation, length: self.length })
+    }
+
+    #[cold]
+    fn decode_failure(&self) -> Failure {
+        Failure { status: Status::from_code(self.status), vendor_error: self.vendor_error }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Posting of requests.
 
+use std::iter;
 use std::mem::ManuallyDrop;
 
 use adverb_proto::explain::Call;
@@ -124,8 +125,12 @@ impl QueuePair {
             };
             let (segments, destination) = (&[segment], None);
             batch.list.add(&plain::SendRequest { wr_id: 0, tag, operation, flags, segments, destination });
-            let (payload, opcode) = (ManuallyDrop::into_inner(payload), operation.completed().code());
-            batch.in_flight.push(InFlight { payload, tag, opcode, address_handle: None });
+            let opcode = operation.completed().code();
+            // The place is reserved first, so that the request is written straight to it.
+            batch.in_flight.extend(iter::once_with(|| {
+                let payload = ManuallyDrop::into_inner(payload);
+                InFlight { payload, tag, opcode, address_handle: None }
+            }));
         }
         self.post_batch(self.send.lock(), batch)
     }
@@ -563,22 +568,18 @@ fn add_recv(queue: &mut Posting, request: &mut RecvRequest) -> RequestId {
     let RecvRequest { payload, tag } = request;
     let wr_id = queue.id(0);
     let Scratch { recv_list, segments: segment_buf, .. } = &mut queue.scratch;
-    let one;
-    let segments: &[Segment] = match &*payload {
-        Payload::Empty | Payload::Window(_) => &[],
-        Payload::One(piece) => {
-            one = [piece.segment()];
-            &one
-        }
-        Payload::Many(pieces) => {
-            segment_buf.clear();
-            segment_buf.extend(pieces.iter().map(PayloadSegment::segment));
-            segment_buf
-        }
-    };
-    recv_list.add(&plain::RecvRequest { wr_id, tag: *tag, segments });
-    let payload = std::mem::take(payload);
-    queue.push(InFlight { payload, tag: *tag, opcode: opcode::RECV, address_handle: None });
+    if let Payload::One(piece) = &*payload {
+        // A slice of its own, because the compiler would keep one of several in memory, and the list would wait for it.
+        recv_list.add(&plain::RecvRequest { wr_id, tag: *tag, segments: &[piece.segment()] });
+    } else {
+        segment_buf.clear();
+        segment_buf.extend(payload.segments().iter().map(PayloadSegment::segment));
+        recv_list.add(&plain::RecvRequest { wr_id, tag: *tag, segments: segment_buf });
+    }
+    queue.push_with(|| {
+        let payload = std::mem::take(payload);
+        InFlight { payload, tag: *tag, opcode: opcode::RECV, address_handle: None }
+    });
     RequestId(wr_id)
 }
 

@@ -159,8 +159,15 @@ impl Posting {
     /// Stores a request that is about to be posted. The queue must not be full.
     #[inline]
     pub(crate) fn push(&mut self, request: InFlight) {
+        self.push_with(|| request);
+    }
+
+    /// Does the same as [`push`](Posting::push), and makes the request when its place is known, so that it is written
+    /// straight there.
+    #[inline(always)]
+    pub(crate) fn push_with(&mut self, make: impl FnOnce() -> InFlight) {
         let vacancy = self.ring.vacancy().expect("the caller checks for a free entry first");
-        vacancy.fill(request);
+        vacancy.fill(make());
         self.stats.posted += 1;
     }
 }
@@ -276,16 +283,18 @@ impl Completing {
     #[inline]
     fn complete_oldest(&mut self, outcome: Option<RawOutcome>, out: &mut Vec<Completion>) {
         let id = RequestId(self.id_base | u64::from(self.ring.oldest()));
-        let Some(InFlight { payload, tag, opcode, address_handle: _ }) = self.ring.pop() else { return };
-        let mut outcome = outcome.unwrap_or(RawOutcome::implied(opcode));
-        self.stats.count(&outcome);
-        if outcome.status != 0 {
-            outcome.flags |= if self.kind == Queue::Recv { flag::RECV } else { 0 };
-            if let Some(peer) = self.peer {
-                outcome.store_peer(peer);
+        let Completing { ring, stats, kind, peer, .. } = self;
+        ring.pop_into(out, |InFlight { payload, tag, opcode, address_handle }| {
+            let mut outcome = outcome.unwrap_or(RawOutcome::implied(opcode));
+            stats.count(&outcome);
+            if outcome.status != 0 {
+                outcome.flags |= if *kind == Queue::Recv { flag::RECV } else { 0 };
+                if let Some(peer) = *peer {
+                    outcome.store_peer(peer);
+                }
             }
-        }
-        out.push(Completion { id, tag, payload, outcome });
+            (Completion { id, tag, payload, outcome }, address_handle)
+        });
     }
 }
 

@@ -211,8 +211,15 @@ impl RecvList {
     /// Adds a request.
     #[inline(always)]
     pub(in crate::backend) fn add(&mut self, request: &RecvRequest<'_>) {
-        let segments = Segments::new(request.segments, &mut self.segments);
-        self.requests.push(Recv { wr_id: request.wr_id, tag: request.tag, segments });
+        let RecvRequest { wr_id, tag, segments } = *request;
+        // The usual request is written straight to its place, without a variable for the segments.
+        match *segments {
+            [segment] => self.requests.push(Recv { wr_id, tag, segments: Segments::One(segment) }),
+            _ => {
+                let segments = Segments::several(segments, &mut self.segments);
+                self.requests.push(Recv { wr_id, tag, segments });
+            }
+        }
     }
 
     /// Returns a request as it was posted.
