@@ -4,6 +4,7 @@
 
 mod support;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use adverb_soft::link::{AddressShare, Link, ReceiveTimestamps, RxPacket, TxPacket, UdpConfig, UdpLink};
@@ -67,19 +68,23 @@ fn receive_numbers(link: &mut UdpLink) -> Vec<u32> {
     numbers
 }
 
-/// Waits until the link receives a packet from `sender` in shared memory, so that the connection between them is accepted.
+/// Sends packets until the link receives one of them in shared memory, so that later packets of `sender` arrive there, too.
 fn connect(sender: &mut UdpLink, receiver: &mut UdpLink) {
     let bytes = bytes_to(receiver, u32::MAX, 20);
     receiver.set_timestamps(true).unwrap();
-    assert_eq!(sender.send(&[packet(sender, &bytes)]).unwrap(), 1);
-    let (mut count, start) = (0, Instant::now());
-    while count == 0 {
-        let each = &mut |packet: &RxPacket<'_>| {
-            assert_eq!(packet.bytes, bytes);
-            assert_eq!(packet.received_at, None, "the kernel delivered the packet");
-        };
-        count = receiver.receive(usize::MAX, each).unwrap();
-        assert!(start.elapsed() < TEST_DEADLINE, "no packet arrived");
+    let (mut is_in_memory, start) = (false, Instant::now());
+    while !is_in_memory {
+        assert_eq!(sender.send(&[packet(sender, &bytes)]).unwrap(), 1);
+        let mut count = 0;
+        while count == 0 {
+            let each = &mut |packet: &RxPacket<'_>| {
+                assert_eq!(packet.bytes, bytes);
+                is_in_memory = packet.received_at.is_none();
+                count += 1;
+            };
+            receiver.receive(usize::MAX, each).unwrap();
+            assert!(start.elapsed() < TEST_DEADLINE, "no packet arrived");
+        }
     }
     receiver.set_timestamps(false).unwrap();
 }
@@ -105,6 +110,98 @@ fn packets_of_all_lengths_arrive_intact_and_in_order() {
     }
     assert!(got == expected);
     assert_eq!((sender.statistics().passed_on, receiver.statistics().passed_on), (0, 0));
+}
+
+/// The number of packets in memory that a receiver waits for.
+const MIN_IN_MEMORY: usize = 300;
+
+/// Receives packets, a few at a time, until some have arrived in memory. The packets of each port must be in order. Returns the
+/// number of packets over UDP.
+fn receive_in_order(receiver: &mut UdpLink) -> usize {
+    let (mut over_udp, mut in_memory, mut last) = (0, 0, [None; 3]);
+    let start = Instant::now();
+    while in_memory < MIN_IN_MEMORY {
+        receiver
+            .receive(4, &mut |packet| {
+                let is_over_udp = packet.received_at.is_some();
+                *if is_over_udp { &mut over_udp } else { &mut in_memory } += 1;
+                let number = u32::from_be_bytes(packet.bytes[8..12].try_into().unwrap());
+                let last = &mut last[number as usize % 3];
+                assert!(*last < Some(number), "{number} after {last:?}, over UDP: {is_over_udp}");
+                *last = Some(number);
+            })
+            .unwrap();
+        assert!(start.elapsed() < TEST_DEADLINE, "{over_udp} packets over UDP, {in_memory} in memory");
+    }
+    over_udp
+}
+
+#[test]
+fn packets_stay_in_order_when_they_change_to_memory() {
+    let [mut receiver, mut sender] = links();
+    receiver.set_timestamps(true).unwrap();
+    let mut over_udp = 0;
+    for round in 0..30 {
+        let bytes: Vec<Vec<u8>> = (0..60_000).map(|number| bytes_to(&receiver, number, 60)).collect();
+        let is_done = AtomicBool::new(false);
+        receiver.set_wake_interest(round % 2 == 0).unwrap();
+        std::thread::scope(|scope| {
+            let sending = scope.spawn(|| {
+                let ports = [0xc000, 0xc001, 0xc002].map(|port| sender.source_addr(port));
+                for (number, bytes) in bytes.iter().enumerate() {
+                    let packet = TxPacket { source: ports[number % 3], ..packet(&sender, bytes) };
+                    while sender.send(&[packet]).unwrap() == 0 && !is_done.load(Ordering::Relaxed) {
+                        std::thread::yield_now();
+                    }
+                    if is_done.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
+            // Packets over UDP wait until the receiver opens the ring.
+            std::thread::sleep(Duration::from_millis(1));
+            over_udp += receive_in_order(&mut receiver);
+            is_done.store(true, Ordering::Relaxed);
+            // ThreadSanitizer sees a join, but not the end of the scope.
+            sending.join().unwrap();
+        });
+        drop(sender);
+        let start = Instant::now();
+        while !receive_numbers(&mut receiver).is_empty() {
+            assert!(start.elapsed() < TEST_DEADLINE, "packets still arrive");
+        }
+        sender = join(&mut [&mut receiver]);
+    }
+    println!("{over_udp} packets over UDP");
+    assert!(over_udp > 30);
+}
+
+/// Otherwise they would overtake earlier packets, which may still be in memory.
+#[test]
+fn packets_behind_others_to_a_remote_device_are_sent_in_memory() {
+    let [mut sender, mut receiver] = links();
+    connect(&mut sender, &mut receiver);
+    receiver.set_timestamps(true).unwrap();
+    let mut remote = open_loopback(|_| ());
+    let bytes = [0, 1, 2, 3].map(|number| bytes_to(&receiver, number, 60));
+    let remote_addr = remote.local_addr();
+    let packets = [0, 1, 2, 3].map(|index| {
+        let packet = packet(&sender, &bytes[index]);
+        if index % 2 == 0 { TxPacket { destination: remote_addr, ..packet } } else { packet }
+    });
+    assert_eq!(sender.send(&packets).unwrap(), packets.len());
+    let (mut in_memory, mut over_udp, start) = (Vec::new(), Vec::new(), Instant::now());
+    while in_memory.len() < 2 || over_udp.len() < 2 {
+        receiver
+            .receive(usize::MAX, &mut |packet| {
+                assert_eq!(packet.received_at, None, "a packet came over UDP");
+                in_memory.push(packet.bytes[11]);
+            })
+            .unwrap();
+        remote.receive(usize::MAX, &mut |packet| over_udp.push(packet.bytes[11])).unwrap();
+        assert!(start.elapsed() < TEST_DEADLINE, "{in_memory:?} in memory, {over_udp:?} over UDP");
+    }
+    assert_eq!((in_memory, over_udp), (vec![1, 3], vec![0, 2]));
 }
 
 #[test]

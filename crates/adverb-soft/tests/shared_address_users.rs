@@ -6,8 +6,8 @@
 mod support;
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, IoSliceMut, Read};
-use std::net::{IpAddr, UdpSocket};
+use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Read, Write};
+use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -17,10 +17,12 @@ use std::time::{Duration, Instant};
 
 use adverb_soft::link::{AddressShare, Link, UdpConfig, UdpLink};
 use nix::errno::Errno;
+use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::sockopt::{Linger, RcvBuf, SndBuf};
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, bind, connect,
-    listen, recvmsg, send, socket,
+    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
+    bind, connect, listen, recvmsg, send, sendmsg, setsockopt, socket,
 };
 use nix::unistd::{dup, geteuid};
 
@@ -116,13 +118,22 @@ impl Drop for Process {
 fn a_process() {
     let (Ok(role), Ok(address)) = (std::env::var(ROLE), std::env::var(ADDRESS)) else { return };
     let address = address.parse().unwrap();
+    let role = match role.strip_suffix(OLD_KERNEL) {
+        Some(role) => {
+            emulate_old_kernel();
+            role
+        }
+        None => &role,
+    };
     // The process ends with its parent.
     std::thread::spawn(|| {
         let _ = std::io::stdin().read(&mut [0]);
         std::process::exit(0);
     });
-    match role.as_str() {
+    match role {
         "open" => open(address),
+        "close" => close(address),
+        "pass files" => pass_files(address),
         "squat" => squat(address),
         "flood" => flood(address),
         "request" => println!("process: {}", request_sockets(address, 0)),
@@ -151,6 +162,118 @@ fn open(address: IpAddr) {
             }
         }
         Err(error) => println!("process: {:?}", error.kind()),
+    }
+}
+
+/// Opens a link, and closes it some time after there is a connection that it has not accepted. Prints the time that this
+/// took, and the share of another link that is opened then. The process then ends.
+fn close(address: IpAddr) {
+    let mut config = UdpConfig::new(address);
+    config.shared = true;
+    let link = UdpLink::open(&config).unwrap();
+    println!("process: {:?}", link.address_share().map(|share| share.index()));
+    let fd = link.readiness_fd().unwrap();
+    poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::NONE).unwrap();
+    std::thread::sleep(MAX_WAIT);
+    let start = Instant::now();
+    drop(link);
+    println!("process: {}", start.elapsed().as_millis());
+    let link = UdpLink::open(&config).unwrap();
+    println!("process: {:?}", link.address_share().map(|share| share.index()));
+}
+
+/// The end of the role of a process that runs as on Linux before 6.16.
+const OLD_KERNEL: &str = " on an old kernel";
+
+/// The option `SO_PASSRIGHTS` of sockets, by which Linux 6.16 and newer reject files.
+const PASS_RIGHTS: u32 = 83;
+
+/// Whether the kernel has the option [`PASS_RIGHTS`].
+fn kernel_rejects_files() -> bool {
+    let (socket, value) = (unix_socket(), 0_i32);
+    // SAFETY: the kernel reads the value, whose size is given.
+    let status = unsafe {
+        let value = (&raw const value).cast();
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            PASS_RIGHTS as i32,
+            value,
+            size_of::<i32>() as u32,
+        )
+    };
+    status == 0
+}
+
+/// Makes the kernel reject the option [`PASS_RIGHTS`] for this thread, and those that it starts.
+fn emulate_old_kernel() {
+    let instruction = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
+    let offset_of_option = 16 + 2 * 8 + if cfg!(target_endian = "big") { 4 } else { 0 };
+    let mut program = [
+        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 3, libc::SYS_setsockopt as u32),
+        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset_of_option),
+        instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, PASS_RIGHTS),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOPROTOOPT as u32),
+        instruction(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: the kernel copies the program.
+    let status = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+            | libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)
+    };
+    assert_eq!(status, 0, "{}", Errno::last());
+}
+
+/// The time that closing a [lingering socket](lingering_socket) takes.
+const LINGER: Duration = Duration::from_secs(10);
+
+/// Returns a TCP socket with unsent data, whose last `close` takes [`LINGER`], and the other end, which reads nothing.
+fn lingering_socket() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    setsockopt(&listener, RcvBuf, &4096).unwrap();
+    let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    setsockopt(&socket, SndBuf, &4096).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    // The other end may acknowledge data late.
+    for _ in 0..10 {
+        while socket.write(&[0; 4096]).is_ok() {}
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let linger = libc::linger { l_onoff: 1, l_linger: LINGER.as_secs() as i32 };
+    setsockopt(&socket, Linger, &linger).unwrap();
+    (socket, peer)
+}
+
+/// Passes lingering sockets to the process with share 0 in the first messages of connections, again and again, and prints
+/// the number of sockets that were passed each time.
+fn pass_files(address: IpAddr) {
+    let share = name(address, "share/0");
+    let mut open = Vec::new();
+    loop {
+        let sockets: Vec<_> = (0..4).map(|_| (lingering_socket(), unix_socket())).collect();
+        // The process closes these connections first, a few at a time. Meanwhile it becomes the only owner of the others'
+        // files.
+        let decoys: Vec<_> = (0..64).map(|_| unix_socket()).collect();
+        decoys.iter().for_each(|decoy| _ = connect(decoy.as_raw_fd(), &share));
+        let mut count = 0;
+        for ((socket, peer), connection) in sockets {
+            let files = [socket.as_raw_fd()];
+            let rights = [ControlMessage::ScmRights(&files)];
+            let message = [IoSlice::new(&[7, 4])];
+            let passed = connect(connection.as_raw_fd(), &share).and_then(|()| {
+                sendmsg::<()>(connection.as_raw_fd(), &message, &rights, MsgFlags::MSG_NOSIGNAL, None)
+            });
+            count += u32::from(passed.is_ok());
+            // If the process isn't an owner, this takes long.
+            std::thread::spawn(move || drop(socket));
+            // Every second connection is closed by this process, too.
+            open.push((peer, (count % 2 == 0).then_some(connection)));
+        }
+        println!("process: {count}");
+        std::thread::sleep(Duration::from_millis(300));
     }
 }
 
@@ -208,7 +331,7 @@ fn request_sockets(address: IpAddr, share: u8) -> String {
         return format!("not connected: {error}");
     }
     // The version of the protocol, and the request.
-    for message in [&[7, 3][..], &[1]] {
+    for message in [&[7, 4][..], &[1]] {
         if let Err(error) = send(socket.as_raw_fd(), message, MsgFlags::MSG_NOSIGNAL) {
             return format!("refused: {error}");
         }
@@ -355,5 +478,71 @@ fn connections_of_another_user_keep_no_process_from_joining_or_receiving() {
             peer.send_to(&bytes, (address, 4791)).unwrap();
             assert_eq!(process.next_line(), "passed on 0");
         }
+    }
+}
+
+/// The maximum delay of a process that another user passes files to. On a busy machine, a process waits for the processor.
+const MAX_DELAY: Duration = Duration::from_millis(LINGER.as_millis() as u64 / 4);
+
+/// Sends packets to a process for some seconds, and returns the maximum time until the process has received one.
+fn max_packet_delay(process: &Process, address: IpAddr, share: u8) -> Duration {
+    let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut bytes = [0; 60];
+    bytes[4..8].copy_from_slice(&AddressShare::new(share).unwrap().qpn(0x1_0000).to_be_bytes());
+    let delays = (0..100).map(|_| {
+        std::thread::sleep(Duration::from_millis(20));
+        let start = Instant::now();
+        peer.send_to(&bytes, (address, 4791)).unwrap();
+        let line = process.lines.recv_timeout(MAX_DELAY);
+        assert_eq!(line.expect("the packet isn't delayed"), "passed on 0");
+        start.elapsed()
+    });
+    delays.max().unwrap()
+}
+
+#[test]
+fn files_that_another_user_passes_delay_no_process() {
+    if !can_change_users() {
+        return;
+    }
+    for kernel in ["", OLD_KERNEL] {
+        let address = unused_address();
+        let first = Process::start(ALICE, None, &format!("open{kernel}"), address);
+        assert_eq!(first.next_line(), "Some(0)");
+        let attacker = Process::start(MALLORY, None, "pass files", address);
+        println!("{} files were passed{kernel}", attacker.next_line());
+        let delay = max_packet_delay(&first, address, 0);
+        println!("the maximum delay is {delay:?}{kernel}");
+        // Another process joins meanwhile.
+        let second = Process::start(ALICE, None, &format!("open{kernel}"), address);
+        assert_eq!(second.next_line(), "Some(1)", "{kernel}");
+        let delay = max_packet_delay(&second, address, 1);
+        println!("the maximum delay of another process is {delay:?}{kernel}");
+    }
+}
+
+#[test]
+fn files_that_another_user_passes_do_not_delay_the_end_of_a_device() {
+    if !can_change_users() {
+        return;
+    }
+    for kernel in ["", OLD_KERNEL] {
+        let rejects_files = kernel.is_empty() && kernel_rejects_files();
+        let address = unused_address();
+        let mut process = Process::start(ALICE, None, &format!("close{kernel}"), address);
+        assert_eq!(process.next_line(), "Some(0)");
+        let attacker = Process::start(MALLORY, None, "pass files", address);
+        println!("{} files were passed{kernel}", attacker.next_line());
+        let time = process.lines.recv_timeout(MAX_WAIT + MAX_DELAY);
+        let time =
+            time.unwrap_or_else(|_| panic!("closing the device takes longer than {MAX_DELAY:?}{kernel}"));
+        println!("closing took {time} ms{kernel}");
+        // The name is free. Before Linux 6.16, it stays in use if the connections are too many for the thread that closes them.
+        let share = process.next_line();
+        assert!(share == "Some(0)" || !rejects_files && share == "Some(1)", "{share}{kernel}");
+        let start = Instant::now();
+        process.child.wait().unwrap();
+        let time = start.elapsed();
+        assert!(time < MAX_DELAY, "the end of the process took {time:?}{kernel}");
     }
 }

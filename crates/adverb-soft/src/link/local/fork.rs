@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::ops::Deref;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicUsize, Ordering};
@@ -32,6 +32,14 @@ impl<T> Guarded<T> {
     /// Returns the socket.
     pub(in crate::link) const fn socket(&self) -> &T {
         &self.socket
+    }
+
+    /// Converts the socket, which stays guarded.
+    pub(in crate::link) fn into_owned(self) -> Guarded<OwnedFd>
+    where
+        T: Into<OwnedFd>,
+    {
+        Guarded { _guard: self._guard, socket: self.socket.into() }
     }
 }
 

@@ -2,42 +2,77 @@
 //!
 //! The sender writes packets into a [ring] in memory, which the receiver reads. Each pair of processes has a connection, a
 //! Unix socket, for each direction: the sender sends the file of the ring over it, and later the wake-ups of a receiver that
-//! sleeps. The connection ends with either process. The owner of [`LocalRings`] opens the connections, accepts them, and
-//! reads their messages.
+//! sleeps. The connection ends with either process. An [`Endpoint`] opens the connections, accepts them, and reads their
+//! messages. Its owner decides which packets are sent to which process.
+//!
+//! The kernel's table of [names] is the registry of the processes. The kernel removes the names of a process that ends.
+//!
+//! Packets are sent over UDP until the receiver has opened its ring. They stay in order when they change to the ring: see
+//! [`marker`].
 //!
 //! [`Peer`](peer::Peer) decides about the packets to each process, and [`Writers`] and [`Readers`] do the work. A process
 //! that reads slowly loses no packets unless its ring stays full for a while.
 
+mod accept;
+mod disposal;
+mod endpoint;
 mod files;
+mod filter;
 mod fork;
+mod listener;
+mod marker;
+mod message;
+mod names;
 mod packets;
 mod peer;
 mod readers;
 mod ring;
+mod token;
+mod user;
 mod writers;
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use super::AddressShare;
 use super::datagram::Datagram;
+pub(super) use endpoint::{Endpoint, Event, MAX_PACKETS_LEN};
 pub(super) use files::receive as receive_files;
+pub(super) use filter::Program;
 pub(super) use fork::Guarded;
-pub(super) use packets::{PACKETS_HEADER_LEN, Packets};
+pub(super) use listener::Listener;
+use marker::Token;
+#[cfg(test)]
+pub(super) use message::HELLO_MESSAGE;
+pub(super) use message::{VERSION, hello_version};
+pub(super) use names::{Holder, Name, Names};
+pub(super) use packets::Packets;
 use readers::Readers;
-pub(super) use ring::MAX_MESSAGE_LEN;
 #[cfg(fuzzing)]
 pub use ring::fuzzing;
+pub(super) use user::verifiable as verifiable_user;
 use writers::Writers;
 
-/// The message with which a process offers a ring, whose file accompanies it.
-pub(super) const RING_MESSAGE: [u8; 1] = [5];
+/// The receiver of packets: a process at an address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct PeerAddr {
+    /// The address and port.
+    pub(super) addr: SocketAddr,
+    /// The share of the process in the address, or `None` if no other process has the address and port.
+    pub(super) share: Option<AddressShare>,
+}
 
-/// The message that wakes a process, because a ring has packets.
-pub(super) const WAKE_MESSAGE: [u8; 1] = [3];
+impl PeerAddr {
+    /// Returns the name of the process.
+    fn name(self) -> Name {
+        self.share.map_or(Name::Device, Name::Share)
+    }
+}
 
 /// The rings between this process and others.
 #[derive(Debug)]
@@ -61,6 +96,29 @@ pub(super) enum Delivery {
     Full,
     /// The packets must be sent over UDP.
     OverUdp,
+}
+
+/// Packets to another process.
+pub(super) struct Outgoing<I> {
+    pub(super) packet_count: usize,
+    /// The source port of the packets.
+    pub(super) source_port: u16,
+    /// The pieces of the message with the packets.
+    pub(super) pieces: I,
+}
+
+/// The ways to another process besides its ring.
+pub(super) trait Outside {
+    /// Returns a new connection to the process, or `None` if there is no such process.
+    fn connect(&mut self) -> io::Result<Option<UnixStream>>;
+
+    /// Sends a datagram from a source port to the process over UDP. Returns whether it was sent: if not, no datagram can be
+    /// sent from this port.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the datagram can be sent later.
+    fn send_datagram(&mut self, source_port: u16, bytes: &[u8]) -> io::Result<bool>;
 }
 
 impl LocalRings {
@@ -92,21 +150,19 @@ impl LocalRings {
         }
     }
 
-    /// Sends a message with `packet_count` packets, which consists of pieces, to the process with a share. `connect` returns
-    /// a new connection to the process, or `None` if there is no such process.
+    /// Sends a message to another process.
     pub(super) fn send<'a>(
         &mut self,
-        share: AddressShare,
-        packet_count: usize,
-        pieces: impl Iterator<Item = &'a [u8]> + Clone,
-        connect: impl FnMut() -> io::Result<Option<UnixStream>>,
+        to: PeerAddr,
+        message: &Outgoing<impl Iterator<Item = &'a [u8]> + Clone>,
+        peer: &mut impl Outside,
     ) -> Delivery {
-        self.writers.write(&self.readiness, share, packet_count, pieces, connect)
+        self.writers.write(&self.readiness, to, message, peer)
     }
 
-    /// Whether the last packets to the process with a share didn't fit into its ring.
-    pub(super) fn is_full(&self, share: AddressShare) -> bool {
-        self.writers.is_full(share)
+    /// Whether the last packets to another process didn't fit into its ring.
+    pub(super) fn is_full(&self, process: PeerAddr) -> bool {
+        self.writers.is_full(process)
     }
 
     /// Returns the number of packets that were accepted and lost: the other process refused their ring, or did not read it.
@@ -121,9 +177,30 @@ impl LocalRings {
     }
 
     /// Sets whether a thread may sleep from now on, until the [descriptor](LocalRings::readiness) is readable, or another
-    /// process sends a [wake-up](WAKE_MESSAGE).
+    /// process sends a [wake-up](message::Message::Wake).
     pub(super) fn set_wants_wakeup(&mut self, wanted: bool) {
         self.readers.set_wants_wakeup(wanted);
+    }
+
+    /// Returns the time at which rings must be read that wait for markers.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.readers.deadline()
+    }
+
+    /// Whether a datagram is a [marker](marker) of a ring, which is then recorded.
+    #[inline]
+    pub(super) fn take_marker(&mut self, datagram: &[u8]) -> bool {
+        Token::of_marker(datagram).is_some_and(|token| self.readers.take_marker(token))
+    }
+
+    /// Whether a ring waits for markers.
+    pub(super) fn awaits_markers(&self) -> bool {
+        self.readers.awaits_markers()
+    }
+
+    /// Records that the UDP socket had no datagrams.
+    pub(super) fn record_empty_udp(&mut self) {
+        self.readers.record_empty_udp(Instant::now());
     }
 
     /// Whether other processes send packets in rings.
@@ -131,17 +208,17 @@ impl LocalRings {
         !self.readers.is_empty()
     }
 
-    /// Opens the ring that another process has [offered](RING_MESSAGE) over the connection with this number. A connection has
-    /// at most one ring.
+    /// Opens the ring that another process has [offered](message::Message::Ring) over the connection with this number. A
+    /// connection has at most one ring.
     ///
     /// # Errors
     ///
     /// Returns an error if the connection has a ring, the file isn't that of a ring, or the operating system has no memory.
-    pub(super) fn open_reader(&mut self, number: u64, file: OwnedFd) -> io::Result<()> {
+    fn open_reader(&mut self, number: u64, token: Token, file: OwnedFd) -> io::Result<()> {
         if self.readers.has_ring(number) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
-        self.readers.open(number, file)
+        self.readers.open(number, token, file)
     }
 
     /// Records that the connection with this number is closed. The packets in its ring are still received.
@@ -149,7 +226,7 @@ impl LocalRings {
         self.readers.close(number);
     }
 
-    /// Records that a [wake-up](WAKE_MESSAGE) was read from the connection with this number.
+    /// Records that a [wake-up](message::Message::Wake) was read from the connection with this number.
     pub(super) fn record_wakeup(&mut self, number: u64) {
         self.readers.record_wakeup(number);
     }
@@ -163,9 +240,9 @@ impl LocalRings {
 
 #[cfg(test)]
 impl LocalRings {
-    /// Whether this process has a ring to the process with a share.
-    pub(super) fn has_writer(&self, share: AddressShare) -> bool {
-        self.writers.has_ring(share)
+    /// Whether this process has a ring to another process.
+    pub(super) fn has_writer(&self, process: PeerAddr) -> bool {
+        self.writers.has_ring(process)
     }
 
     /// Discards the packets of the first ring, and requests wake-ups, as a thread that is about to sleep does.

@@ -4,30 +4,29 @@
 use std::time::{Duration, Instant};
 
 /// The state of another process, as far as this one knows it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Peer {
     ring: Option<RingState>,
     /// The time until which no ring is opened.
     avoided_until: Option<Instant>,
-    /// Whether the process has refused the last ring, because it has no file descriptor or no memory.
-    has_refused: bool,
+    /// The source ports of the packets that were sent over UDP since the ring was last used, in order.
+    udp_ports: Vec<u16>,
 }
 
 /// The state of the ring to the process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct RingState {
-    /// The state until the process opens the ring.
-    unopened: Option<Unopened>,
+    phase: Phase,
     refusals: Option<Refusals>,
 }
 
-/// The state of a ring that the process has not opened.
+/// The use of a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Unopened {
-    /// The time until which packets are written into the ring nevertheless.
-    deadline: Instant,
-    /// The number of packets in the ring.
-    packet_count: u64,
+enum Phase {
+    /// The process has not opened the ring, as far as this one knows. Packets are sent over UDP.
+    Offered,
+    /// Packets are written into the ring.
+    Used,
 }
 
 /// The refusals of messages while the process reads too slowly.
@@ -44,6 +43,9 @@ struct Refusals {
 pub(super) enum Route {
     /// Write the packets into the ring.
     Ring,
+    /// Write the packets into the ring from now on: first, send a [marker](super::marker) from each
+    /// [source port](Peer::udp_ports) of the packets that were sent over UDP.
+    Switch,
     /// Open a ring first.
     NewRing,
     /// Send the packets over UDP.
@@ -79,10 +81,6 @@ const MIN_REFUSALS: u32 = 16;
 /// The number of bytes that a process must read in [`MAX_REFUSAL_TIME`] while messages are refused.
 const MIN_PROGRESS: u64 = 64 << 10;
 
-/// The time after which packets to a process that has not opened its ring are sent over UDP, until it opens the ring: it
-/// may be stopped, or have no file descriptor.
-const MAX_OPENING_TIME: Duration = Duration::from_millis(100);
-
 /// The time for which no ring is opened after a failure.
 const AVOIDANCE_TIME: Duration = Duration::from_secs(1);
 
@@ -95,13 +93,9 @@ impl Peer {
     /// the result depends on it.
     #[inline]
     pub(super) fn route(&mut self, now: impl Fn() -> Instant, is_opened: impl FnOnce() -> bool) -> Route {
-        match &mut self.ring {
-            Some(RingState { unopened: None, .. }) => Route::Ring,
-            Some(ring) if is_opened() => {
-                ring.unopened = None;
-                Route::Ring
-            }
-            Some(RingState { unopened: Some(unopened), .. }) if now() < unopened.deadline => Route::Ring,
+        match self.ring {
+            Some(RingState { phase: Phase::Used, .. }) => Route::Ring,
+            Some(_) if is_opened() => Route::Switch,
             Some(_) => Route::Udp,
             None if self.avoided_until.is_some_and(|until| now() < until) => Route::Udp,
             None => Route::NewRing,
@@ -109,11 +103,29 @@ impl Peer {
     }
 
     /// Records that a ring was offered to the process.
-    pub(super) fn record_offer(&mut self, now: Instant) {
-        // A process that has refused a ring may refuse this one, too. Its packets would be lost.
-        let time = if self.has_refused { Duration::ZERO } else { MAX_OPENING_TIME };
-        let unopened = Some(Unopened { deadline: now + time, packet_count: 0 });
-        *self = Peer { ring: Some(RingState { unopened, refusals: None }), ..Peer::default() };
+    pub(super) fn record_offer(&mut self) {
+        self.ring = Some(RingState { phase: Phase::Offered, refusals: None });
+        self.avoided_until = None;
+    }
+
+    /// Returns the source ports of the packets that were sent over UDP since the ring was last used.
+    pub(super) fn udp_ports(&self) -> &[u16] {
+        &self.udp_ports
+    }
+
+    /// Records that the markers were sent.
+    pub(super) fn record_switch(&mut self) {
+        if let Some(ring) = &mut self.ring {
+            ring.phase = Phase::Used;
+            self.udp_ports.clear();
+        }
+    }
+
+    /// Records that packets from a source port are sent over UDP.
+    pub(super) fn record_udp(&mut self, port: u16) {
+        if let Err(index) = self.udp_ports.binary_search(&port) {
+            self.udp_ports.insert(index, port);
+        }
     }
 
     /// Records that no ring could be opened.
@@ -122,14 +134,6 @@ impl Peer {
             OpenFailure::Unavailable => now + AVOIDANCE_TIME,
             OpenFailure::QueueFull => now + FULL_QUEUE_AVOIDANCE_TIME,
         });
-    }
-
-    /// Records that packets were written into the ring.
-    #[inline]
-    pub(super) fn record_packets(&mut self, packet_count: usize) {
-        if let Some(RingState { unopened: Some(unopened), .. }) = &mut self.ring {
-            unopened.packet_count += packet_count as u64;
-        }
     }
 
     /// Records that a message was written, which made the ring's length `written_len`. `is_half_empty` returns whether the
@@ -163,16 +167,12 @@ impl Peer {
         self.ring.is_some_and(|ring| ring.refusals.is_some())
     }
 
-    /// Records that the connection of the ring has ended. Returns the number of packets that are lost, because the process
-    /// has never opened the ring.
-    pub(super) fn record_end(&mut self, now: Instant, is_opened: bool) -> u64 {
-        let Some(RingState { unopened: Some(unopened), .. }) = self.ring.take() else { return 0 };
-        if is_opened {
-            return 0;
+    /// Records that the connection of the ring has ended. If the process has not opened the ring, it may refuse the next one,
+    /// too, because it has no file descriptor or no memory.
+    pub(super) fn record_end(&mut self, now: Instant) {
+        if let Some(RingState { phase: Phase::Offered, .. }) = self.ring.take() {
+            self.record_failure(now, OpenFailure::Unavailable);
         }
-        self.has_refused = true;
-        self.record_failure(now, OpenFailure::Unavailable);
-        unopened.packet_count
     }
 }
 
@@ -184,46 +184,62 @@ mod tests {
         peer.route(|| now, || is_opened)
     }
 
-    /// Returns a peer whose ring was offered at this time.
-    fn offered(now: Instant) -> Peer {
+    /// Returns a peer with a ring that it has opened.
+    fn opened(now: Instant) -> Peer {
         let mut peer = Peer::default();
         assert_eq!(route(&mut peer, now, false), Route::NewRing);
-        peer.record_offer(now);
+        peer.record_offer();
+        assert_eq!(route(&mut peer, now, true), Route::Switch);
+        peer.record_switch();
         peer
     }
 
     #[test]
-    fn packets_go_over_udp_while_the_process_does_not_open_its_ring() {
+    fn packets_go_over_udp_until_the_process_opens_its_ring() {
         let now = Instant::now();
-        let mut peer = offered(now);
-        assert_eq!(route(&mut peer, now + MAX_OPENING_TIME - Duration::from_nanos(1), false), Route::Ring);
-        assert_eq!(route(&mut peer, now + MAX_OPENING_TIME, false), Route::Udp);
-        assert_eq!(route(&mut peer, now + MAX_OPENING_TIME, true), Route::Ring);
-        // An open ring needs no clock.
+        let mut peer = Peer::default();
+        peer.record_offer();
+        assert_eq!(route(&mut peer, now, false), Route::Udp);
+        assert_eq!(route(&mut peer, now + Duration::from_secs(60), false), Route::Udp);
+        assert_eq!(route(&mut peer, now, true), Route::Switch);
+        // The markers could not be sent yet.
+        assert_eq!(route(&mut peer, now, true), Route::Switch);
+        peer.record_switch();
+        // A ring in use needs no clock.
         let no_clock = || -> Instant { panic!("the clock was read") };
         assert_eq!(peer.route(no_clock, || panic!("the ring was checked")), Route::Ring);
     }
 
     #[test]
-    fn packets_in_a_refused_ring_are_lost_and_the_next_ring_is_used_when_it_is_open() {
+    fn each_port_of_packets_over_udp_has_a_marker() {
         let now = Instant::now();
-        let mut peer = offered(now);
-        peer.record_packets(7);
-        peer.record_packets(2);
-        assert_eq!(peer.record_end(now, false), 9);
-        let soon = now + AVOIDANCE_TIME - Duration::from_nanos(1);
-        assert_eq!(route(&mut peer, soon, false), Route::Udp);
-        let later = now + AVOIDANCE_TIME;
-        assert_eq!(route(&mut peer, later, false), Route::NewRing);
-        peer.record_offer(later);
-        assert_eq!(route(&mut peer, later, false), Route::Udp);
-        assert_eq!(route(&mut peer, later, true), Route::Ring);
-        peer.record_packets(5);
-        assert_eq!(peer.record_end(later, true), 0, "the process reads the packets");
-        assert_eq!(route(&mut peer, later, false), Route::NewRing);
-        // The refusal is forgotten.
-        peer.record_offer(later);
-        assert_eq!(route(&mut peer, later, false), Route::Ring);
+        let mut peer = Peer::default();
+        peer.record_offer();
+        for port in [7, 3, 7, 5, 3] {
+            peer.record_udp(port);
+        }
+        assert_eq!(peer.udp_ports(), [3, 5, 7]);
+        peer.record_switch();
+        assert_eq!(peer.udp_ports(), []);
+        // The ports of packets before the next ring is offered count, too.
+        peer.record_end(now);
+        peer.record_udp(9);
+        peer.record_offer();
+        assert_eq!(peer.udp_ports(), [9]);
+    }
+
+    #[test]
+    fn a_process_that_refuses_a_ring_gets_none_for_a_while() {
+        let now = Instant::now();
+        let mut peer = Peer::default();
+        peer.record_offer();
+        peer.record_end(now);
+        assert_eq!(route(&mut peer, now + AVOIDANCE_TIME - Duration::from_nanos(1), false), Route::Udp);
+        assert_eq!(route(&mut peer, now + AVOIDANCE_TIME, false), Route::NewRing);
+        // A process that has opened a ring has not refused it.
+        let mut peer = opened(now);
+        peer.record_end(now);
+        assert_eq!(route(&mut peer, now, false), Route::NewRing);
     }
 
     #[test]
@@ -242,7 +258,7 @@ mod tests {
     #[test]
     fn a_process_is_stuck_after_enough_refusals_and_enough_time() {
         let now = Instant::now();
-        let mut peer = offered(now);
+        let mut peer = opened(now);
         // A single refusal doesn't show that the process had time to read.
         assert_eq!(peer.record_refusal(now, 0), Backpressure::Wait);
         assert_eq!(peer.record_refusal(now + MAX_REFUSAL_TIME, 0), Backpressure::Wait);
@@ -261,7 +277,7 @@ mod tests {
     fn a_process_that_reads_again_is_not_stuck() {
         let now = Instant::now();
         for (written_len, is_half_empty) in [(MIN_PROGRESS, false), (8, true)] {
-            let mut peer = offered(now);
+            let mut peer = opened(now);
             while peer.record_refusal(now + MAX_REFUSAL_TIME, 0) == Backpressure::Wait {
                 // The first refusal was earlier.
                 if let Some(RingState { refusals: Some(refusals), .. }) = &mut peer.ring {
@@ -271,41 +287,5 @@ mod tests {
             peer.record_progress(written_len, || is_half_empty);
             assert_eq!(peer.record_refusal(now + MAX_REFUSAL_TIME, written_len), Backpressure::Wait);
         }
-    }
-
-    /// Each packet that was written into a ring is lost or read, whatever happens.
-    #[test]
-    fn all_packets_of_rings_that_were_never_opened_are_counted() {
-        let (mut now, mut state) = (Instant::now(), 1_u64);
-        let mut below = |limit: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 33) % limit
-        };
-        let (mut peer, mut is_opened, mut in_ring, mut lost, mut expected) =
-            (Peer::default(), false, 0, 0, 0);
-        for _ in 0..100_000 {
-            now += Duration::from_micros(below(20_000));
-            match below(8) {
-                0 => {
-                    lost += peer.record_end(now, is_opened);
-                    expected += if is_opened { 0 } else { in_ring };
-                    (in_ring, is_opened) = (0, false);
-                }
-                1 => is_opened |= peer.ring.is_some(),
-                2 => _ = peer.record_refusal(now, in_ring),
-                _ => match route(&mut peer, now, is_opened) {
-                    Route::Ring => {
-                        peer.record_packets(3);
-                        in_ring += 3;
-                        peer.record_progress(in_ring, || is_opened);
-                    }
-                    Route::NewRing if below(2) == 0 => peer.record_failure(now, OpenFailure::QueueFull),
-                    Route::NewRing => peer.record_offer(now),
-                    Route::Udp => {}
-                },
-            }
-        }
-        assert!(lost > 1000, "{lost}");
-        assert_eq!(lost, expected);
     }
 }

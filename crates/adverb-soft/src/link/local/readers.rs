@@ -2,7 +2,9 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
+use super::marker::{MarkerWait, Token};
 use super::packets::Packets;
 use super::ring::{MAX_MESSAGE_LEN, Reader};
 use crate::channel::Channel;
@@ -24,6 +26,8 @@ pub(super) struct Readers {
     has_wake_event: bool,
     /// The numbers of the connections whose rings violate the format.
     broken: Vec<u64>,
+    /// The number of rings that are not read before their markers have arrived.
+    waiting_count: usize,
 }
 
 /// A ring that another process writes packets into.
@@ -31,7 +35,10 @@ pub(super) struct Readers {
 struct Ring {
     /// The number of the connection to the process.
     number: u64,
+    token: Token,
     reader: Reader,
+    /// The wait for the markers, until they have arrived or are lost.
+    markers: Option<MarkerWait>,
     /// Whether the other process was asked for a wake-up, whose message was not read yet. The message makes the connection
     /// readable, so that no other one is needed.
     awaits_wakeup: bool,
@@ -63,6 +70,7 @@ impl Readers {
             wake_channel: Channel::new()?,
             has_wake_event: false,
             broken: Vec::new(),
+            waiting_count: 0,
         })
     }
 
@@ -82,10 +90,51 @@ impl Readers {
     /// # Errors
     ///
     /// Returns the errors of [`Reader::open`].
-    pub(super) fn open(&mut self, number: u64, file: OwnedFd) -> io::Result<()> {
-        let reader = Reader::open(file)?;
-        self.rings.push(Ring { number, reader, awaits_wakeup: false, state: RingState::Open });
+    pub(super) fn open(&mut self, number: u64, token: Token, file: OwnedFd) -> io::Result<()> {
+        let (reader, markers) = (Reader::open(file)?, Some(MarkerWait::default()));
+        self.rings.push(Ring {
+            number,
+            token,
+            reader,
+            markers,
+            awaits_wakeup: false,
+            state: RingState::Open,
+        });
+        self.waiting_count += 1;
         Ok(())
+    }
+
+    /// Records the marker of a ring. Returns whether there is such a ring.
+    #[cold]
+    pub(super) fn take_marker(&mut self, token: Token) -> bool {
+        let Some(ring) = self.rings.iter_mut().find(|ring| ring.token == token) else { return false };
+        if let Some(markers) = &mut ring.markers {
+            markers.record_marker();
+        }
+        true
+    }
+
+    /// Whether a ring is not read before its markers have arrived.
+    pub(super) fn awaits_markers(&self) -> bool {
+        self.waiting_count > 0 && self.waits().any(MarkerWait::has_count)
+    }
+
+    /// Records that the UDP socket had no datagrams.
+    pub(super) fn record_empty_udp(&mut self, now: Instant) {
+        for ring in &mut self.rings {
+            if let Some(markers) = &mut ring.markers {
+                markers.record_empty_udp(now);
+            }
+        }
+    }
+
+    /// Returns the time at which rings must be read that wait for markers.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        if self.waiting_count == 0 { None } else { self.waits().filter_map(MarkerWait::deadline).min() }
+    }
+
+    fn waits(&self) -> impl Iterator<Item = &MarkerWait> {
+        self.rings.iter().filter_map(|ring| ring.markers.as_ref())
     }
 
     /// Whether the connection with this number has a ring.
@@ -161,7 +210,7 @@ impl Readers {
 
     /// Wakes the thread that is about to sleep if a ring has packets.
     fn wake_for_packets(&mut self) {
-        if !self.has_wake_event && self.rings.iter_mut().any(|ring| ring.reader.is_readable()) {
+        if !self.has_wake_event && self.rings.iter_mut().any(Ring::is_readable) {
             self.wake_channel.notify();
             self.has_wake_event = true;
         }
@@ -170,11 +219,18 @@ impl Readers {
     /// Reads the rings, passes about `max` packets to `each`, and returns their number.
     #[inline]
     fn read(&mut self, max: usize, each: &mut dyn FnMut(&Datagram<'_>)) -> usize {
-        let Readers { rings, received, first_ring, .. } = self;
+        let Readers { rings, received, first_ring, waiting_count, .. } = self;
         let (mut count, mut has_ended) = (0, false);
         let first = (*first_ring).min(rings.len());
         let (before, after) = rings.split_at_mut(first);
         for ring in after.iter_mut().chain(before) {
+            if ring.markers.is_some() {
+                if !ring.is_after_markers(received) {
+                    has_ended |= ring.is_over();
+                    continue;
+                }
+                *waiting_count -= 1;
+            }
             for _ in 0..MAX_RING_BATCH {
                 if count >= max {
                     break;
@@ -189,11 +245,11 @@ impl Readers {
                     None if ring.state == RingState::Closed => ring.state = RingState::Ended,
                     None => break,
                 }
-                if matches!(ring.state, RingState::Broken | RingState::Ended) {
+                if ring.is_over() {
                     break;
                 }
             }
-            has_ended |= matches!(ring.state, RingState::Broken | RingState::Ended);
+            has_ended |= ring.is_over();
         }
         if has_ended {
             self.remove_ended();
@@ -207,8 +263,50 @@ impl Readers {
         let Readers { rings, broken, .. } = self;
         rings.retain(|ring| {
             broken.extend((ring.state == RingState::Broken).then_some(ring.number));
-            !matches!(ring.state, RingState::Broken | RingState::Ended)
+            !ring.is_over()
         });
+        self.waiting_count = self.waits().count();
+    }
+}
+
+impl Ring {
+    /// Whether the ring is not read any more.
+    const fn is_over(&self) -> bool {
+        matches!(self.state, RingState::Broken | RingState::Ended)
+    }
+
+    /// Whether the ring has a message that can be read now.
+    fn is_readable(&mut self) -> bool {
+        // The readiness of the socket, and the deadline, wake a thread when the markers arrive or are lost.
+        !self.markers.is_some_and(|markers| markers.has_count()) && self.reader.is_readable()
+    }
+
+    /// Reads the number of markers, and returns whether the packets after it can be read. The wait is over then.
+    #[cold]
+    fn is_after_markers(&mut self, received: &mut [u8]) -> bool {
+        let Some(markers) = &mut self.markers else { return true };
+        if !markers.has_count() {
+            match self.reader.read(received) {
+                Ok(Some(length)) if let Ok(count) = received[..length].try_into() => {
+                    markers.record_count(u32::from_be_bytes(count), Instant::now());
+                }
+                Ok(None) => {
+                    if self.state == RingState::Closed {
+                        self.state = RingState::Ended;
+                    }
+                    return false;
+                }
+                Ok(Some(_)) | Err(_) => {
+                    self.state = RingState::Broken;
+                    return false;
+                }
+            }
+        }
+        let is_over = markers.is_over(Instant::now());
+        if is_over {
+            self.markers = None;
+        }
+        is_over
     }
 }
 

@@ -32,7 +32,7 @@ use adverb_proto::types::{Gid, TimestampSource};
 use adverb_wire::ROCE_PORT;
 
 use super::datagram::Datagram;
-use super::local::Guarded;
+use super::local::{Delivery, Guarded, verifiable_user};
 use super::readiness::Readiness;
 use super::{
     AddressShare, AddressSharing, Link, MulticastGroups, ReceiveTimestamps, RxPacket, STRICT_ICRC,
@@ -43,7 +43,7 @@ pub use interface::Interface;
 use message::Receiver;
 pub use path::{IcmpError, PathSocket};
 use ports::{HopLimits, SendingSockets};
-use shared::{Delivery, SharedAddress};
+use shared::SharedAddress;
 
 /// The configuration of a [`UdpLink`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -222,7 +222,7 @@ impl UdpLink {
                 format!("{address} cannot use UDP port {}: its GID can encode only port 4791", config.port);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let user = if config.shared && config.port == ROCE_PORT { shared::verifiable_user() } else { None };
+        let user = if config.shared && config.port == ROCE_PORT { verifiable_user() } else { None };
         let (shared, receiving, receive_buffer_bytes) = if let Some(user) = user {
             let (shared, receiving, buffer) = SharedAddress::open(local, user, config)?;
             (Some(Box::new(shared)), Receiving::Shared(receiving), buffer)
@@ -352,7 +352,7 @@ impl UdpLink {
         let start = Instant::now();
         // A packet over UDP could overtake earlier packets to another process at this address.
         let is_between_processes = packet.destination == self.local
-            && self.shared.as_ref().is_some_and(|shared| shared.other_share(packet.bytes).is_some());
+            && self.shared.as_ref().is_some_and(|shared| shared.receiver(packet.bytes).is_some());
         if packet.source.ip() != self.local.ip()
             || self.missed_send_times >= MAX_MISSED_SEND_TIMES
             || is_between_processes
@@ -393,15 +393,15 @@ impl UdpLink {
             return receiver.receive(socket, max, statistics, &mut deliver);
         };
         let mut count = 0;
-        if shared.count_receive() {
+        if shared.endpoint().count_receive() {
             // Packets over UDP leave half of the packets to the other processes.
-            let udp_max = if shared.has_rings() { max.div_ceil(2) } else { max };
+            let udp_max = if shared.endpoint().has_rings() { max.div_ceil(2) } else { max };
             count = receiver.receive(socket, udp_max, statistics, &mut |datagram| {
-                if shared.accept_or_pass_on(datagram) {
+                if shared.accept_or_pass_on(datagram) && !shared.endpoint().take_marker(datagram.bytes) {
                     deliver(datagram);
                 }
             })?;
-            shared.record_udp(count);
+            shared.endpoint().record_udp(count);
         }
         // This is called even after `max` packets, so that many packets over UDP can't keep other processes waiting.
         count += shared.receive(max.saturating_sub(count).max(1), &mut deliver);
@@ -416,10 +416,17 @@ impl UdpLink {
         let mut failed_index = None;
         while let mut rest @ [first, ..] = &packets[accepted..] {
             let uses_gso = self.is_gso_enabled();
-            let is_to_own_address = first.destination == self.local && first.source.ip() == self.local.ip();
-            if let Some(processes) = self.shared.as_mut().filter(|_| is_to_own_address) {
+            let is_to_own_address = |packet: &TxPacket<'_>| {
+                packet.destination == self.local && packet.source.ip() == self.local.ip()
+            };
+            if self.shared.is_some() && !is_to_own_address(first) {
+                // Packets behind these may be for another process at this address, in memory.
+                rest = &rest[..rest.iter().take_while(|packet| !is_to_own_address(packet)).count()];
+            } else if let Some(processes) = &mut self.shared {
                 rest = &rest[..message::gso_batch_len(rest, true, shared)];
-                match processes.send(rest) {
+                let sending = &mut self.sending;
+                let send_datagram = |port, bytes: &[u8]| sending.send(port, first.destination, bytes);
+                match processes.send(rest, send_datagram) {
                     Delivery::Accepted => {
                         accepted += rest.len();
                         continue;
@@ -542,7 +549,7 @@ impl Link for UdpLink {
 
     fn set_wake_interest(&mut self, enabled: bool) -> io::Result<()> {
         if let Some(shared) = &mut self.shared {
-            shared.set_wants_wakeup(enabled);
+            shared.endpoint().set_wants_wakeup(enabled);
         }
         Ok(())
     }
@@ -703,7 +710,7 @@ impl SendFailure {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use nix::libc;
     use nix::sys::socket::setsockopt;
     use nix::sys::socket::sockopt::{Ipv4RecvErr, SetBool};
@@ -715,7 +722,7 @@ mod tests {
     nix::setsockopt_impl!(NoChecksum, libc::SOL_SOCKET, libc::SO_NO_CHECK, bool, SetBool);
 
     /// Returns a loopback address of this process. Each test has its own address, because tests run at once.
-    pub(super) fn loopback(test: u32) -> std::net::Ipv4Addr {
+    pub(in crate::link) fn loopback(test: u32) -> std::net::Ipv4Addr {
         let host = std::process::id().wrapping_mul(0x9e37_79b1) >> 9;
         std::net::Ipv4Addr::from_bits(127 << 24 | 0x80_0000 | host & !15 | test)
     }

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 
+use super::SendFailure;
 use super::socket::{self, FIRST_SOURCE_PORT};
 
 /// The sending sockets of a link, each with its own source port.
@@ -161,6 +162,24 @@ impl SendingSockets {
         match &mut sender.send_times {
             SendTimes::Enabled(number) => Some((&sender.socket, number, hop_limits)),
             SendTimes::Disabled | SendTimes::Unsupported => None,
+        }
+    }
+
+    /// Sends a datagram that isn't a packet from a source port. Returns whether it was sent: if not, no socket has the port, or
+    /// the kernel refuses the datagram.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the datagram can be sent later.
+    #[cold]
+    pub(super) fn send(&self, port: u16, destination: SocketAddr, bytes: &[u8]) -> io::Result<bool> {
+        let Some(socket) = self.get(port) else { return Ok(false) };
+        match socket.send_to(bytes, destination) {
+            Ok(_) => Ok(true),
+            Err(error) => match SendFailure::of(&error) {
+                SendFailure::BufferFull | SendFailure::Interrupted => Err(error),
+                SendFailure::Packet | SendFailure::SocketUnusable => Ok(false),
+            },
         }
     }
 

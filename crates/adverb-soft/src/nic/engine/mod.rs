@@ -267,8 +267,9 @@ impl Engine {
         let mut time = None;
         let count = port.receive(max, &mut |rx_packet| {
             let now = *time.get_or_insert_with(|| clock.now());
-            // Datagrams that aren't packets are dropped.
-            let Ok(packet) = Packet::parse(rx_packet.bytes) else { return };
+            // Datagrams that aren't packets are dropped. The packet isn't moved, because a copy would wait for its fields.
+            let parsed = Packet::parse(rx_packet.bytes);
+            let Ok(packet) = &parsed else { return };
             let rx_meta = RxMeta {
                 source: rx_packet.source,
                 destination: rx_packet.destination,
@@ -284,7 +285,7 @@ impl Engine {
                     source: timestamps.receive_source(),
                 }),
             };
-            device.handle_packet(now, &rx_meta, &packet, memory);
+            device.handle_packet(now, &rx_meta, packet, memory);
             if device.sink().wants_payload() {
                 device.sink_mut().record_payload(packet.payload());
             }

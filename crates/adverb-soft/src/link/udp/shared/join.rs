@@ -18,7 +18,7 @@
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -28,11 +28,10 @@ use nix::sys::socket::sockopt::RcvBuf;
 use nix::sys::socket::{MsgFlags, getsockopt};
 use nix::unistd::Uid;
 
-use super::message::{Message, VERSION};
-use super::names::{Holder, Name, Names};
+use super::message::Message;
 use super::program;
 use crate::link::AddressShare;
-use crate::link::local::receive_files;
+use crate::link::local::{Holder, Listener, Name, Names, VERSION, hello_version, receive_files};
 use crate::link::udp::{UdpConfig, socket};
 
 /// The membership of a process in the group of processes that share an address.
@@ -40,7 +39,7 @@ pub(super) struct Membership {
     pub(super) names: Names,
     pub(super) share: AddressShare,
     /// The socket that has the name of the share.
-    pub(super) listener: UnixListener,
+    pub(super) listener: Listener,
     /// The receiving socket. Its index in the kernel's list of sockets is the index of the share.
     pub(super) own: UdpSocket,
     /// The sockets with lower indexes. A process keeps them open, because the kernel changes the index of another
@@ -159,10 +158,10 @@ impl Peers {
         let mut peers = Peers { sockets: Vec::new(), present: Vec::new(), others: Vec::new() };
         let mut connections = Vec::new();
         for share in shares() {
-            let mut holder = names.connect(Name::Share(share));
+            let mut holder = names.connect(names.local(), Name::Share(share));
             while holder.is_err() && Instant::now() < deadline {
                 std::thread::sleep(random_time(PROBE_WAIT));
-                holder = names.connect(Name::Share(share));
+                holder = names.connect(names.local(), Name::Share(share));
             }
             match holder {
                 Ok(Holder::OwnUser(connection)) => connections.push((share, connection)),
@@ -209,7 +208,7 @@ impl Peers {
 
 /// Waits until no other process is joining, and claims the name that shows it. Returns `None` if another user has the name,
 /// or the other processes take too long: this process then joins at the same time.
-fn claim_joining(names: &Names) -> Option<UnixListener> {
+fn claim_joining(names: &Names) -> Option<Listener> {
     let deadline = Instant::now() + MAX_JOIN_WAIT;
     let mut failed_since = None;
     loop {
@@ -217,7 +216,7 @@ fn claim_joining(names: &Names) -> Option<UnixListener> {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
             claimed => return claimed.ok(),
         }
-        match names.connect(Name::Joining) {
+        match names.connect(names.local(), Name::Joining) {
             // The connection ends when the other process has joined. Then all waiting processes try again, so that each
             // is the next one with the same probability.
             Ok(Holder::OwnUser(connection)) => {
@@ -249,7 +248,7 @@ pub(super) fn shares() -> impl Iterator<Item = AddressShare> {
 }
 
 /// Claims the first free share.
-fn claim_share(names: &Names, local: SocketAddr) -> io::Result<(AddressShare, UnixListener)> {
+fn claim_share(names: &Names, local: SocketAddr) -> io::Result<(AddressShare, Listener)> {
     for share in shares() {
         match names.claim(Name::Share(share)) {
             Ok(listener) => return Ok((share, listener)),
@@ -302,9 +301,10 @@ fn request_sockets(peer: &UnixStream, local: SocketAddr, max_wait: Duration) -> 
     };
     let sockets: Vec<UdpSocket> = files.into_iter().map(UdpSocket::from).collect();
     let has_address = |socket: &UdpSocket| socket.local_addr().is_ok_and(|address| address == local);
-    Ok(match Message::parse(&response[..length]) {
-        Some(Message::Sockets) if sockets.iter().all(has_address) => Response::Sockets(sockets),
-        Some(Message::Hello(version)) => Response::OtherVersion(version),
+    let response = &response[..length];
+    Ok(match (Message::parse(response), hello_version(response)) {
+        (Some(Message::Sockets), _) if sockets.iter().all(has_address) => Response::Sockets(sockets),
+        (_, Some(version)) => Response::OtherVersion(version),
         _ => Response::Ended,
     })
 }

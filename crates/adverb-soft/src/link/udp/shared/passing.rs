@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::socket::MsgFlags;
 
-use super::names::{Holder, Name, Names};
 use crate::link::AddressShare;
-use crate::link::local::Guarded;
+use crate::link::local::{Guarded, Holder, Name, Names};
 
 /// The connections over which packets are passed on to other processes.
 #[derive(Debug, Default)]
@@ -46,7 +45,7 @@ impl Passing {
         for _ in 0..2 {
             let index = match self.connections.iter().position(|(connected, _)| *connected == name) {
                 Some(index) => index,
-                None => match names.connect(name) {
+                None => match names.connect(names.local(), name) {
                     Ok(Holder::OwnUser(stream)) => self.add(name, Guarded::new(stream)),
                     Ok(Holder::OtherUser | Holder::Absent) => return Passed::Absent,
                     Err(_) => return Passed::Failed,

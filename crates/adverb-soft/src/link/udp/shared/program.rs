@@ -7,6 +7,7 @@ use nix::sys::socket::sockopt::{ReusePort, SetStruct};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, setsockopt, socket};
 
 use crate::link::AddressShare;
+use crate::link::local::Program;
 
 /// Makes the kernel deliver packets to the sockets of their shares, and those to queue pair 1 to the socket of
 /// `dispatcher`. The program applies to all sockets at the address.
@@ -26,29 +27,8 @@ pub(super) fn attach(socket: &impl AsFd, dispatcher: AddressShare) -> nix::Resul
         instruction(libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K, 0, 0, AddressShare::QPN_SHIFT),
         instruction(libc::BPF_RET | libc::BPF_A, 0, 0, 0),
     ];
-    let program =
-        Program { len: program.len() as u16, padding: [0; PADDING_LEN], instructions: program.as_ptr() };
-    setsockopt(socket, AttachProgram, &program)
+    setsockopt(socket, AttachProgram, &Program::new(&program))
 }
-
-/// The kernel's `sock_fprog`, with its padding as a field: memory checkers report uninitialized bytes that a system call
-/// reads.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Program {
-    len: u16,
-    padding: [u8; PADDING_LEN],
-    instructions: *const libc::sock_filter,
-}
-
-const PADDING_LEN: usize = size_of::<usize>() - size_of::<u16>();
-
-// The fields fill the structure, which is the kernel's.
-const _: () = assert!(
-    size_of::<Program>() == size_of::<u16>() + PADDING_LEN + size_of::<usize>()
-        && size_of::<Program>() == size_of::<libc::sock_fprog>()
-        && std::mem::offset_of!(Program, instructions) == std::mem::offset_of!(libc::sock_fprog, filter)
-);
 
 #[derive(Clone, Copy)]
 struct AttachProgram;

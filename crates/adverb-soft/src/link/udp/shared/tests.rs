@@ -1,10 +1,11 @@
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr};
 
 use super::super::tests::loopback;
-use super::message::{HELLO_MESSAGE, VERSION};
 use super::*;
+use crate::link::local::{HELLO_MESSAGE, Names, VERSION, receive_files, verifiable_user};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -35,14 +36,25 @@ fn send(from: &mut SharedAddress, to: AddressShare) -> Delivery {
     let mut bytes = [0; 100];
     bytes[4..8].copy_from_slice(&to.qpn(0x1_0000).to_be_bytes());
     let addr = from.own.local_addr().unwrap();
-    from.send(&[TxPacket {
+    let packet = TxPacket {
         source: addr,
         destination: addr,
         traffic_class: 0,
         hop_limit: 0,
         flow_label: 0,
         bytes: &bytes,
-    }])
+    };
+    // The tests read no UDP sockets.
+    from.send(&[packet], |_, _| Ok(false))
+}
+
+/// Sends packets to a process until one is written into its ring.
+fn send_until_accepted(from: &mut SharedAddress, to: &mut SharedAddress) {
+    let start = Instant::now();
+    while send(from, to.address_share()) == Delivery::OverUdp {
+        assert_eq!(to.receive(256, &mut |_| {}), 0);
+        assert!(start.elapsed() < TEST_TIMEOUT, "the ring is not opened");
+    }
 }
 
 /// Receives until a condition holds, and returns the number of packets.
@@ -56,50 +68,75 @@ fn receive_until(process: &mut SharedAddress, is_done: impl Fn(&SharedAddress, u
 }
 
 #[test]
-fn packets_to_a_process_that_does_not_open_its_ring_go_over_udp() {
+fn packets_go_over_udp_until_the_process_opens_its_ring() {
     let (mut sender, mut receiver) = two_processes(6);
-    let (mut sent, start) = (0, Instant::now());
-    while send(&mut sender, receiver.address_share()) == Delivery::Accepted {
-        sent += 1;
-        assert!(start.elapsed() < TEST_TIMEOUT, "{sent} packets are in the ring");
+    for _ in 0..10 {
+        assert_eq!(send(&mut sender, receiver.address_share()), Delivery::OverUdp);
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert!(sent > 0);
-    assert_eq!(send(&mut sender, receiver.address_share()), Delivery::OverUdp);
-    // The packets in the ring are not lost, and the ring is used again.
-    receive_until(&mut receiver, |_, count| count == sent);
+    receive_until(&mut receiver, |receiver, _| receiver.endpoint.has_rings());
     assert_eq!(send(&mut sender, receiver.address_share()), Delivery::Accepted);
     assert_eq!(receive_until(&mut receiver, |_, count| count > 0), 1);
 }
 
 #[test]
+fn a_process_that_cannot_send_its_markers_now_stays_with_udp() {
+    let (mut sender, mut receiver) = two_processes(10);
+    let share = receiver.address_share();
+    assert_eq!(send(&mut sender, share), Delivery::OverUdp);
+    receive_until(&mut receiver, |receiver, _| receiver.endpoint.has_rings());
+    let mut bytes = [0; 100];
+    bytes[4..8].copy_from_slice(&share.qpn(0x1_0000).to_be_bytes());
+    let (source, destination) = (addr(10), addr(10));
+    let packet =
+        TxPacket { source, destination, traffic_class: 0, hop_limit: 0, flow_label: 0, bytes: &bytes };
+    let mut markers = Vec::new();
+    assert_eq!(sender.send(&[packet], |_, _| Err(io::ErrorKind::WouldBlock.into())), Delivery::OverUdp);
+    let mut send_datagram = |port: u16, bytes: &[u8]| {
+        markers.push((port, bytes.to_vec()));
+        Ok(true)
+    };
+    assert_eq!(sender.send(&[packet], &mut send_datagram), Delivery::Accepted);
+    assert_eq!(sender.send(&[packet], &mut send_datagram), Delivery::Accepted);
+    let [(port, marker)] = &markers[..] else { panic!("{markers:?}") };
+    assert_eq!(*port, source.port());
+    // The receiver reads the ring after the marker, whichever it reads first.
+    assert_eq!(receiver.receive(256, &mut |_| {}), 0);
+    assert!(receiver.deadline().is_some());
+    assert!(!receiver.endpoint.take_marker(&[0; 12]) && !receiver.endpoint.take_marker(&marker[1..]));
+    assert!(receiver.endpoint.take_marker(marker));
+    assert_eq!(receive_until(&mut receiver, |_, count| count > 0), 2);
+    assert!(receiver.endpoint.take_marker(marker), "a late marker is no packet");
+}
+
+#[test]
 fn a_broken_ring_is_replaced() {
     let (mut sender, mut receiver) = two_processes(7);
-    assert_eq!(send(&mut sender, receiver.address_share()), Delivery::Accepted);
+    send_until_accepted(&mut sender, &mut receiver);
     receive_until(&mut receiver, |_, count| count == 1);
-    let message = std::iter::once(&b"no message"[..]);
-    let sent = sender.rings.send(receiver.address_share(), 1, message, || panic!("the ring is open"));
-    assert_eq!(sent, Delivery::Accepted);
-    receive_until(&mut receiver, |receiver, _| !receiver.has_rings());
+    let message = b"no message";
+    let peer = PeerAddr { addr: addr(7), share: Some(receiver.address_share()) };
+    assert_eq!(sender.endpoint.send_message(peer, message), Delivery::Accepted);
+    receive_until(&mut receiver, |receiver, _| !receiver.endpoint.has_rings());
     // The sender finds that the connection is closed.
-    receive_until(&mut sender, |sender, _| !sender.rings.has_writer(receiver.address_share()));
-    assert_eq!(send(&mut sender, receiver.address_share()), Delivery::Accepted);
+    receive_until(&mut sender, |sender, _| !sender.endpoint.has_writer(peer));
+    send_until_accepted(&mut sender, &mut receiver);
     assert_eq!(receive_until(&mut receiver, |_, count| count > 0), 1);
 }
 
 #[test]
 fn a_wakeup_is_sent_once_until_it_is_read() {
     let (mut sender, mut receiver) = two_processes(5);
-    assert_eq!(send(&mut sender, receiver.address_share()), Delivery::Accepted);
+    send_until_accepted(&mut sender, &mut receiver);
     receive_until(&mut receiver, |_, count| count == 1);
     let mut buffer = [0; 16];
     let mut wakeups = 0;
     for _ in 0..1000 {
         assert_eq!(send(&mut sender, receiver.address_share()), Delivery::Accepted);
-        receiver.rings.read_and_prepare_sleep();
+        receiver.endpoint.rings().read_and_prepare_sleep();
     }
-    let source = receiver.rings.first_reader();
-    let Some(Source::Inbound(stream, _)) = receiver.sources.get(&source) else { panic!("no connection") };
+    let source = receiver.endpoint.rings().first_reader();
+    let stream = receiver.endpoint.inbound(source).unwrap();
     while let Ok((1, _)) = receive_files(stream, &mut buffer) {
         wakeups += 1;
     }
@@ -137,7 +174,7 @@ fn a_process_does_not_join_processes_with_another_version() {
     let listener = names.claim(Name::Share(AddressShare::FIRST)).unwrap();
     listener.set_nonblocking(false).unwrap();
     let other = std::thread::spawn(move || {
-        let (stream, _) = listener.accept().unwrap();
+        let stream = listener.accept().unwrap().unwrap();
         nix::sys::socket::send(stream.as_raw_fd(), &OTHER_HELLO, MsgFlags::MSG_NOSIGNAL).unwrap();
         let mut buffer = [0; 16];
         let length = nix::sys::socket::recv(stream.as_raw_fd(), &mut buffer, MsgFlags::empty()).unwrap();
@@ -159,7 +196,7 @@ fn a_process_that_can_not_ask_another_one_has_no_sockets_in_its_place() {
     let _stopped = super::super::socket::open_shared_receiving(addr(4), &config).unwrap();
     let _listener = names.claim(Name::Share(AddressShare::FIRST)).unwrap();
     let mut connections = Vec::new();
-    while let Ok(holder) = names.connect(Name::Share(AddressShare::FIRST)) {
+    while let Ok(holder) = names.connect(names.local(), Name::Share(AddressShare::FIRST)) {
         connections.push(holder);
     }
     let shared = open(4).unwrap();
@@ -218,7 +255,7 @@ fn packets_to_an_absent_process_cost_no_lookup_until_some_time_has_passed() {
         assert!(start.elapsed() < TEST_TIMEOUT, "the process isn't found");
     }
     let (mut accepted, mut buffer) = (Vec::new(), [0; 256]);
-    while let Ok((stream, _)) = listener.accept() {
+    while let Ok(Some(stream)) = listener.accept() {
         accepted.push(stream);
     }
     assert!(count > 1, "the process was looked for with each packet");

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use nix::sys::epoll::{EpollEvent, EpollFlags};
 use nix::sys::socket::MsgFlags;
 
+use super::endpoint::{Endpoint, Source};
+use super::fork::Guarded;
 use super::message::{HELLO_MESSAGE, Message, VERSION};
 use super::token::Token;
-use super::{SharedAddress, Source};
-use crate::link::local::Guarded;
 
 /// The listeners that may have connections.
 #[derive(Debug, Default)]
@@ -38,8 +38,8 @@ const MAX_FOREIGN_BATCH: usize = 16;
 /// The time for which no connection is accepted after another user's.
 const FOREIGN_PAUSE: Duration = Duration::from_millis(1);
 
-/// The time after which a process without a free file descriptor tries again to accept a connection.
-const DESCRIPTOR_PAUSE: Duration = Duration::from_millis(100);
+/// The time after which a process that can't accept a connection tries again. It may have no free file descriptor.
+const ERROR_PAUSE: Duration = Duration::from_millis(100);
 
 /// Returns the event of a listener. The epoll instance reports it once, so that connections that can't be accepted now don't
 /// wake the process again and again.
@@ -48,7 +48,7 @@ pub(super) fn event(number: u64) -> EpollEvent {
 }
 
 impl Acceptor {
-    /// Returns the time of the next call to [`SharedAddress::accept`].
+    /// Returns the time of the next call to [`Endpoint::accept`].
     pub(super) const fn deadline(&self) -> Option<Instant> {
         self.accept_at
     }
@@ -62,7 +62,7 @@ impl Acceptor {
     }
 }
 
-impl SharedAddress {
+impl Endpoint {
     /// Accepts connections to the names of this process from processes of this user, and returns whether there were any.
     #[cold]
     pub(super) fn accept(&mut self, now: Instant) -> bool {
@@ -82,20 +82,20 @@ impl SharedAddress {
                     break;
                 };
                 let (stream, name) = match (listener.accept(), *name) {
-                    (Ok((stream, _)), name) => (stream, name),
+                    (Ok(Some(stream)), name) => (stream, name),
+                    (Ok(None), _) => {
+                        foreign_count += 1;
+                        continue;
+                    }
                     (Err(error), _) if error.kind() == io::ErrorKind::WouldBlock => {
                         emptied.push(*number);
                         break;
                     }
                     (Err(_), _) => {
-                        next_at = now + DESCRIPTOR_PAUSE;
+                        next_at = now + ERROR_PAUSE;
                         break;
                     }
                 };
-                if !self.names.is_own_user(&stream) {
-                    foreign_count += 1;
-                    continue;
-                }
                 own_count += 1;
                 if self.inbound_count < MAX_INBOUND && stream.set_nonblocking(true).is_ok() {
                     // Without memory for the source, the connection is closed.
@@ -127,9 +127,9 @@ impl SharedAddress {
     }
 
     /// Handles the first message of a connection, which has the version of the protocol.
-    pub(super) fn greet(&mut self, number: u64, message: Option<Message<'_>>) {
+    pub(super) fn greet(&mut self, number: u64, message: Message<'_>) {
         match self.sources.remove(&number) {
-            Some(Source::Accepted(stream, name)) if message == Some(Message::Hello(VERSION)) => {
+            Some(Source::Accepted(stream, name)) if message == Message::Hello(VERSION) => {
                 self.sources.insert(number, Source::Inbound(stream, name));
             }
             Some(Source::Accepted(stream, _)) => {

@@ -1,7 +1,10 @@
-//! The user of the processes that share an address.
+//! The user of this process.
 
 use std::fs;
+use std::os::fd::AsFd;
 
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use nix::unistd::{Uid, geteuid};
 
 /// Returns the user of this process, or `None` if the process can't distinguish this user's processes from those of other
@@ -9,12 +12,17 @@ use nix::unistd::{Uid, geteuid};
 ///
 /// In a user namespace, the kernel reports all users without an ID there with the same ID, the overflow ID (by default
 /// 65534). A process whose own ID is the overflow ID would take the processes of these users for its own.
-pub(in crate::link::udp) fn verifiable() -> Option<Uid> {
+pub(in crate::link) fn verifiable() -> Option<Uid> {
     let uid = geteuid();
     let read = |path| fs::read_to_string(path).ok();
     let overflow = read("/proc/sys/kernel/overflowuid");
     let map = read("/proc/self/uid_map");
     is_unambiguous(uid.as_raw(), overflow.as_deref(), map.as_deref()).then_some(uid)
+}
+
+/// Whether the process at the other end of a connection belongs to a user.
+pub(super) fn is_peer(socket: &impl AsFd, uid: Uid) -> bool {
+    getsockopt(socket, PeerCredentials).is_ok_and(|peer| peer.uid() == uid.as_raw())
 }
 
 /// Whether no other user has this ID, given the contents of `overflowuid` and `uid_map`, as far as they are readable.

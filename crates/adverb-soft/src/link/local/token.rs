@@ -1,4 +1,4 @@
-//! The tokens of the epoll instance of a shared address.
+//! The tokens of the epoll instance of an endpoint.
 
 use nix::sys::epoll::{EpollEvent, EpollFlags};
 
