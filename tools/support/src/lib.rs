@@ -4,3 +4,4 @@ pub mod leaf_spine;
 pub mod packages;
 pub mod paths;
 pub mod process;
+pub mod programs;

@@ -30,6 +30,24 @@ pub const VM: &[&str] = &[
 /// The packages for clean Debian systems in which Adverb's packages are installed.
 pub const ROOTS: &[&str] = &["iproute2", "mmdebstrap", "util-linux"];
 
+/// The C programs that run on adverb-preload, and what compiles others.
+pub const PRELOAD: &[&str] = &[
+    "clang",
+    "libclang-rt-dev",
+    "fio",
+    "ibverbs-utils",
+    "iproute2",
+    "libibverbs-dev",
+    "libiscsi-dev",
+    "librdmacm-dev",
+    "perftest",
+    "rdmacm-utils",
+    "tgt",
+    "ucx-utils",
+    "util-linux",
+    "valgrind",
+];
+
 /// Installs missing packages.
 ///
 /// # Errors

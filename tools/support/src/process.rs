@@ -107,17 +107,17 @@ pub fn build_with(mut command: Command) -> Result<String> {
 /// backslashes are not supported.
 fn executable(messages: &str) -> Option<&str> {
     let is_program = |line: &&str| line.contains(r#""target":{"kind":["bin"]"#);
-    let requested = messages.lines().filter(|line| !is_program(line)).find_map(path);
+    let requested = messages.lines().filter(|line| !is_program(line)).find_map(executable_of);
     requested.or_else(|| executables(messages).next())
 }
 
 /// Returns the paths of all executables in cargo's messages.
 pub fn executables(messages: &str) -> impl Iterator<Item = &str> {
-    messages.lines().filter_map(path)
+    messages.lines().filter_map(executable_of)
 }
 
 /// Returns the path of the executable in one of cargo's messages.
-fn path(message: &str) -> Option<&str> {
+pub(crate) fn executable_of(message: &str) -> Option<&str> {
     message.split_once(r#""executable":""#)?.1.split('"').next()
 }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use support::process;
+use support::{process, programs};
 
 use super::guest::{Observer, Stream};
 use super::{Options, explain, prepare};
@@ -21,7 +21,7 @@ struct Check {
 /// Runs all checks in one guest, also after a failure, and prints the result of each.
 pub(super) fn run(options: &Options) -> Result<ExitCode> {
     let ud_pingpong = process::build("build --release -p adverb-wire --example ud_pingpong")?;
-    let adverb = process::build("build --release -p adverb-cli")?;
+    let adverb = programs::adverb()?;
     let connect = process::build("build --release -p adverb-proto --example connect")?;
     let checks = checks(&ud_pingpong, &adverb, &connect);
     let lines: Vec<String> = checks.iter().map(|check| format!("{FUNCTIONS}\n{}", check.line)).collect();

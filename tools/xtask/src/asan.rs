@@ -15,13 +15,11 @@ use crate::sanitizer::Sanitizer;
 const ADDRESSES: Sanitizer =
     Sanitizer { directory: "asan", flags: "-Zsanitizer=address", symbol: "__asan_init" };
 
-/// The cargo commands that build the programs.
+/// The cargo commands that build the programs. Cargo compiles the libraries again for each selection of packages.
 const PROGRAMS: &[&str] = &[
     "build --package adverb --package adverb-cli --bins --example rc_pingpong --example datagrams \
-     --test misuse --test windows --test tiers",
+     --test misuse --test windows --test tiers --test pool --test net --test net_async --test net_stream",
     "test --package adverb-verbs --package adverb-net --package adverb-preload --lib --no-run",
-    // These run on the software NIC.
-    "build --package adverb --test pool --test net --test net_async --test net_stream",
 ];
 
 /// Filters for the conformance tests that flush outstanding requests or drop objects.
@@ -32,10 +30,9 @@ pub(crate) fn run() -> Result<ExitCode> {
     let programs = ADDRESSES.build(PROGRAMS)?;
     let find = |name: &str, is_test: bool| programs.find(name, is_test);
     // The tests with a million rounds are too slow here, and loom covers the ring. The tests `…_is_not_destroyed…` leak
-    // on purpose: memory that the device still holds is never freed. The tests of dials have a clock of their own and
-    // fail if the other tests of this process keep its one software device busy, so only nextest runs them.
+    // on purpose: memory that the device still holds is never freed.
     for library in ["adverb_verbs", "adverb_net"] {
-        let skipped = ["--skip", "a_million", "--skip", "is_not_de", "--skip", "bootstrap::dial"];
+        let skipped = ["--skip", "a_million", "--skip", "is_not_de"];
         process::run(Command::new(find(library, true)?).arg("--quiet").args(skipped))?;
     }
 
@@ -45,6 +42,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     preload.args(["--quiet", "--skip", "exit_in_a_signal_handler_allocates_nothing"]);
     process::run(preload.env("ASAN_OPTIONS", "detect_leaks=0"))?;
 
+    // These run on the software NIC.
     for test in ["pool", "net", "net_async", "net_stream"] {
         process::run(Command::new(find(test, true)?).arg("--quiet").env("ADVERB_CANCELLED", "100000"))?;
     }

@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::Result;
 use clap::Parser;
-use support::process;
+use support::{process, programs};
 
 use crate::Cli;
 
@@ -92,7 +92,7 @@ const VM_ACK_TIMEOUT: &str = " --ack-timeout 17";
 
 /// Builds the program.
 pub(crate) fn build() -> Result<String> {
-    process::build("build --release -p adverb-conformance --example cluster")
+    programs::example("cluster")
 }
 
 /// Returns the command of a short run in a guest with soft-RoCE, in which one member is killed. The ACK timeout is longer

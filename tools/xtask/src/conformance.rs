@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use support::process;
+use support::{process, programs};
 
 use crate::Cli;
 
@@ -91,7 +91,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     }
     words.extend([
         "--".to_owned(),
-        process::build("build --release -p adverb-cli")?,
+        programs::adverb()?,
         "selftest".to_owned(),
         "--device".to_owned(),
         "rxe0".to_owned(),
@@ -111,7 +111,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
 
 /// Builds the suite and runs it on the software NIC. Returns the suite's exit status.
 fn run_soft(args: &Args) -> Result<ExitCode> {
-    let binary = process::build("build --release -p adverb-cli")?;
+    let binary = programs::adverb()?;
     // A directory in which any user can read the program and write the results.
     let directory = std::env::temp_dir().join(format!("adverb-conformance-{}", std::process::id()));
     fs::create_dir_all(&directory).with_context(|| format!("could not create {}", directory.display()))?;

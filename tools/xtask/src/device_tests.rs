@@ -4,12 +4,12 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
-use support::process;
+use support::{process, programs};
 
 use crate::{Cli, cluster, probe_vm};
 
-/// The test programs. On a machine without a device, their tests print that and pass.
-const PROGRAMS: &[&str] = &["cm", "poller", "windows", "misuse", "tiers", "recording", "net_attackers"];
+/// The test programs whose tests all run. On a machine without a device, the tests print that and pass.
+const PROGRAMS: [&str; 7] = ["cm", "poller", "windows", "misuse", "tiers", "recording", "net_attackers"];
 
 /// The setting for tests against C programs: pairs of addresses (C program/software NIC), then the command that enters
 /// the C programs' network namespace. The software NIC is in the namespace `peer`.
@@ -39,43 +39,42 @@ const EXPORTED: &[&str] = &[
 /// run there too, on the software NIC.
 pub(crate) fn run() -> Result<ExitCode> {
     let mut words: Vec<String> = ["xtask", "vm", "--timeout", "600"].map(str::to_owned).into();
-    for program in PROGRAMS {
-        let path = process::build(&format!("test -p adverb --release --no-run --test {program}"))?;
+    let paths = programs::tests(PROGRAMS)?;
+    let [domains, net_shared, net_life, errors] =
+        programs::tests(["domains", "net_shared", "net_life", "errors"])?;
+    for (program, path) in PROGRAMS.iter().zip(&paths) {
         // Connection tests use the software NIC unless ADVERB_DEVICE names another device.
         let device = if program.starts_with("net") { "env ADVERB_DEVICE=rxe0 " } else { "" };
-        words.extend(["--run".to_owned(), format!("{device}{}", process::quote(&path))]);
+        words.extend(["--run".to_owned(), format!("{device}{}", process::quote(path))]);
         if *program == "cm" {
-            let test = format!("{} --test-threads 1 ucmatose rping udaddy", process::quote(&path));
+            let test = format!("{} --test-threads 1 ucmatose rping udaddy", process::quote(path));
             let line = format!("ip netns exec peer env ADVERB_C_PROGRAMS='{C_PROGRAMS}' {test}");
             words.extend(["--run".to_owned(), line]);
         }
     }
     // Memory regions of one device, used on another device.
-    let path = process::build("test -p adverb --release --no-run --test domains")?;
     let devices = "env ADVERB_DEVICE=rxe0 ADVERB_SECOND_DEVICE=rxe1";
     words.extend(["--run".to_owned(), SECOND_DEVICE.to_owned()]);
-    words.extend(["--run".to_owned(), format!("{devices} {} --nocapture", process::quote(&path))]);
+    words.extend(["--run".to_owned(), format!("{devices} {} --nocapture", process::quote(&domains))]);
     words.extend(["--run".to_owned(), "rdma link delete rxe1".to_owned()]);
     // Connections whose queue pairs fail, and shared regions: the library's unit tests reach into connections.
     let path = process::build("test -p adverb-net --release --no-run --lib")?;
     let line = format!("env ADVERB_DEVICE=rxe0 {} --test-threads 1 tests::lanes", process::quote(&path));
     words.extend(["--run".to_owned(), line]);
     // One region, and many connections.
-    let path = process::build("test -p adverb --release --no-run --test net_shared")?;
-    let line = format!("env ADVERB_DEVICE=rxe0 {} --nocapture", process::quote(&path));
+    let line = format!("env ADVERB_DEVICE=rxe0 {} --nocapture", process::quote(&net_shared));
     words.extend(["--run".to_owned(), line]);
     // Datagrams with slots.
     let path = process::build("test -p adverb-probe --release --no-run --test device")?;
     let line = format!("env ADVERB_DEVICE=rxe0 {} --nocapture", process::quote(&path));
     words.extend(["--run".to_owned(), line]);
     // Processes that are killed.
-    let path = process::build("test -p adverb --release --no-run --test net_life")?;
-    let line = format!("env ADVERB_DEVICE=rxe0 {} --nocapture killed_peers", process::quote(&path));
+    let line = format!("env ADVERB_DEVICE=rxe0 {} --nocapture killed_peers", process::quote(&net_life));
     words.extend(["--run".to_owned(), line]);
     // Clusters of three processes.
     words.extend(["--run".to_owned(), cluster::short_command(&cluster::build()?)]);
     // The exporter, which reads the device's counters from sysfs.
-    let path = process::build("build -p adverb-cli --release --bin adverb")?;
+    let path = programs::adverb()?;
     words.extend(["--run".to_owned(), format!("{} exporter --once > /tmp/metrics", process::quote(&path))]);
     words
         .extend(EXPORTED.iter().flat_map(|line| ["--run".to_owned(), format!("grep '{line}' /tmp/metrics")]));
@@ -83,8 +82,7 @@ pub(crate) fn run() -> Result<ExitCode> {
     // It sets the device's interface down, so it runs late.
     words.extend(["--run".to_owned(), format!("{DOCTOR}\ndoctor_vm {}", process::quote(&path))]);
     // Errors of devices. The test removes the device and creates it again, so it runs last.
-    let path = process::build("test -p adverb --release --no-run --test errors")?;
-    let line = format!("env ADVERB_DEVICE=rxe0 {} --nocapture of_a_device", process::quote(&path));
+    let line = format!("env ADVERB_DEVICE=rxe0 {} --nocapture of_a_device", process::quote(&errors));
     words.extend(["--run".to_owned(), line]);
     // Run it through the command-line parser, so that a developer can type the same command.
     Cli::try_parse_from(words)?.command.run()

@@ -1,23 +1,46 @@
 //! `cargo xtask doc`: documentation, as docs.rs builds it.
 
+mod examples;
+
 use std::collections::HashSet;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
 use support::{paths, process};
 
-/// Builds the documentation of every crate; a broken link, a missing doc comment, or a test that SECURITY.md names and
-/// that doesn't exist, is an error.
+use crate::metadata;
+
+/// Builds the documentation of every crate; a broken link, a missing doc comment, an example of `adverb` that names another
+/// crate of the workspace, or a test that SECURITY.md names and that doesn't exist, is an error.
 pub(crate) fn run() -> Result<()> {
     check_test_names()?;
-    let mut cargo = process::cargo("doc --workspace --no-deps --all-features");
-    process::run(cargo.env("RUSTDOCFLAGS", "-D warnings"))?;
     // docs.rs sets `docsrs`, which enables an unstable rustdoc feature: items are marked with the cargo features they
     // need.
-    let mut cargo = process::cargo("doc -p adverb -p adverb-net -p adverb-verbs --no-deps --all-features");
-    cargo.env("RUSTDOCFLAGS", "-D warnings --cfg docsrs").env("RUSTC_BOOTSTRAP", "1");
-    process::run(cargo.env("CARGO_TARGET_DIR", paths::cache()?.join("target-docsrs")))
+    let documentation = metadata::target_directory()?.join("doc");
+    let pages = documentation.join("adverb");
+    if pages.exists() {
+        // Otherwise pages of items that no longer exist would be checked, too.
+        fs::remove_dir_all(&pages)?;
+    }
+    let mut cargo = process::cargo("doc --workspace --no-deps --all-features");
+    cargo.env("RUSTDOC", unstable_rustdoc()?).env("RUSTDOCFLAGS", "-D warnings --cfg docsrs");
+    process::run(&mut cargo)?;
+    examples::check(&documentation)
+}
+
+/// Writes a script that starts rustdoc with unstable features enabled, and returns its path. If all commands had the
+/// variable, then build scripts would run again and crates be compiled again.
+fn unstable_rustdoc() -> Result<PathBuf> {
+    let cache = paths::cache()?;
+    fs::create_dir_all(&cache)?;
+    let (script, unfinished) = (cache.join("unstable-rustdoc"), cache.join("unstable-rustdoc.new"));
+    fs::write(&unfinished, "#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec rustdoc \"$@\"\n")?;
+    fs::set_permissions(&unfinished, Permissions::from_mode(0o755))?;
+    fs::rename(&unfinished, &script)?;
+    Ok(script)
 }
 
 /// Checks that every test that SECURITY.md names exists. A test may be renamed.

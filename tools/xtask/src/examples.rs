@@ -1,12 +1,24 @@
 //! `cargo xtask examples`: the examples of connections, clusters and traces, run with the commands that they document.
 
+use std::collections::HashMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use support::{paths, process};
+use support::{paths, process, programs};
+
+/// The examples.
+const NAMES: [&str; 7] = [
+    "echo",
+    "remote_counter",
+    "parameter_read",
+    "file_transfer",
+    "from_rdmalib",
+    "seed_trace",
+    "flight_recorder",
+];
 
 /// Runs each example as a server and as a client, on the software NIC.
 pub(crate) fn run() -> Result<()> {
@@ -15,6 +27,8 @@ pub(crate) fn run() -> Result<()> {
     let (original, copy) = (directory.join("original"), directory.join("copy"));
     fs::write(&original, (0..5_000_001u32).map(|at| (at ^ at >> 8) as u8).collect::<Vec<_>>())?;
     let (from, to) = (original.display().to_string(), copy.display().to_string());
+
+    let programs: HashMap<&str, String> = NAMES.into_iter().zip(programs::examples(NAMES)?).collect();
 
     // Name, arguments of the server and of the client (ADDRESS stands for the server's address), and a part of the
     // client's expected output.
@@ -35,11 +49,11 @@ pub(crate) fn run() -> Result<()> {
         ),
     ];
     for (name, server, client, expected) in examples {
-        let program = process::build(&format!("build --release -p adverb --example {name}"))?;
+        let program = &programs[name];
         let (mut server, address) =
-            serve(&program, server).with_context(|| format!("the server of the example {name} failed"))?;
+            serve(program, server).with_context(|| format!("the server of the example {name} failed"))?;
         // Each example takes far less than a minute.
-        let mut client = command("timeout", &[&["60", &program], client].concat(), &address);
+        let mut client = command("timeout", &[&["60", program], client].concat(), &address);
         let printed =
             process::text(&mut client).with_context(|| format!("the client of the example {name} failed"))?;
         ensure!(
@@ -52,23 +66,21 @@ pub(crate) fn run() -> Result<()> {
         }
     }
     ensure!(fs::read(&original)? == fs::read(&copy)?, "the transferred file differs from the original");
-    cluster()?;
-    traces(&directory.join("traces"))
+    cluster(&programs["from_rdmalib"])?;
+    traces(&programs["seed_trace"], &programs["flight_recorder"], &directory.join("traces"))
 }
 
 /// Runs the example of a cluster: two servers, each a process with an address of its own.
-fn cluster() -> Result<()> {
-    let build = "build --release -p adverb --features cluster --example from_rdmalib";
-    let program = process::build(build)?;
+fn cluster(program: &str) -> Result<()> {
     // Other runs of this command have other process ids, and so other addresses.
     let pid = std::process::id();
     let address =
         |server| format!("127.{}.{}.{}:7471", 64 + 2 * (pid >> 16 & 31) + server, pid >> 8 & 255, pid & 255);
     let servers = format!("{},{}", address(0), address(1));
-    let mut server = Command::new(&program);
+    let mut server = Command::new(program);
     let _server = Server(server.args(["1", &servers]).stdout(Stdio::null()).spawn()?);
     let mut client = Command::new("timeout");
-    let printed = process::text(client.args(["60", &program, "0", &servers]))
+    let printed = process::text(client.args(["60", program, "0", &servers]))
         .context("server 0 of the example from_rdmalib failed")?;
     let expected = "1000 requests and answers, and 1000 READs of 40 bytes";
     ensure!(
@@ -80,8 +92,8 @@ fn cluster() -> Result<()> {
 }
 
 /// Runs the examples of traces, and checks their output and their files.
-fn traces(directory: &Path) -> Result<()> {
-    let listing = output("seed_trace", &[&directory.display().to_string()])?;
+fn traces(seed_trace: &str, flight_recorder: &str, directory: &Path) -> Result<()> {
+    let listing = output(seed_trace, &[&directory.display().to_string()])?;
     for expected in [
         "Opcode: RC SEND only (0x04)",
         "Opcode: RC WRITE only (0x0a)",
@@ -112,7 +124,7 @@ fn traces(directory: &Path) -> Result<()> {
     ensure!(!comments.contains("alformed"), "tshark finds a malformed packet:\n{comments}");
     println!("seed_trace: {} lines, 20 packets with comments", listing.lines().count());
 
-    let report = output("flight_recorder", &[])?;
+    let report = output(flight_recorder, &[])?;
     for expected in ["IBV_WC_RETRY_EXC_ERR (12)", "peer:", "acknowledged:", "retransmissions: 3", "timeouts:"]
     {
         ensure!(
@@ -125,10 +137,9 @@ fn traces(directory: &Path) -> Result<()> {
 }
 
 /// Returns the output of an example that needs no server.
-fn output(name: &str, words: &[&str]) -> Result<String> {
-    let program = process::build(&format!("build --release -p adverb --example {name}"))?;
-    let mut command = command("timeout", &[&["60", &program], words].concat(), "");
-    process::text(&mut command).with_context(|| format!("the example {name} failed"))
+fn output(program: &str, words: &[&str]) -> Result<String> {
+    let mut command = command("timeout", &[&["60", program], words].concat(), "");
+    process::text(&mut command).with_context(|| format!("the example {program} failed"))
 }
 
 /// A server process; killed on drop.

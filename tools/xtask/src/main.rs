@@ -1,7 +1,7 @@
 //! Adverb's developer commands: `cargo xtask …`.
 //!
 //! Every check that a change must pass is a command here, so a developer can run exactly the checks that CI runs.
-//! `cargo xtask ci` runs them in order (see `ci::JOBS`). This crate depends on no product crate: it builds when they
+//! `cargo xtask ci` runs them all (see `ci::JOBS`). This crate depends on no product crate: it builds when they
 //! do not.
 
 #[cfg(test)]
@@ -96,7 +96,7 @@ struct Cli {
 /// A command, as typed after `cargo xtask`.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run every check that a change must pass, in order, and print the time of each.
+    /// Run every check that a change must pass, and print the time of each.
     Ci(ci::Args),
     /// Install missing Debian packages and cargo tools that the other commands need.
     Setup,
@@ -176,7 +176,7 @@ enum Command {
     InstallCheck(install_check::Args),
     /// Package every crate for publishing, build the packages, and use them as a new user would.
     Package,
-    /// Build every crate with each of its features separately.
+    /// Build every published crate with each of its features separately.
     Hack,
     /// Run the tests of the lock-free ring under miri, if it is installed.
     Miri,

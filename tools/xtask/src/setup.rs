@@ -7,8 +7,6 @@ use crate::tools;
 
 /// Installs missing packages and tools. If nothing is missing, it needs no privileges.
 pub(crate) fn run() -> Result<()> {
-    packages::ensure(packages::BUILD)?;
-    packages::ensure(packages::VM)?;
-    packages::ensure(packages::ROOTS)?;
+    packages::ensure(&[packages::BUILD, packages::VM, packages::ROOTS, packages::PRELOAD].concat())?;
     tools::ensure_all()
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::{env, fs};
 
 use anyhow::{Context, Result};
-use support::process;
+use support::{process, programs};
 
 /// The options of `cargo xtask shared-address`.
 #[derive(Debug, clap::Args)]
@@ -28,7 +28,7 @@ pub(crate) struct Args {
 
 /// Builds and runs the processes. If this process is root's, they run as the user 65534, without capabilities.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let program = process::build("build --release -p adverb-conformance --example shared_address")?;
+    let program = programs::example("shared_address")?;
     // Only root can read the files of any other process.
     if fs::read_dir("/proc/1/fd").is_err() {
         return process::run(Command::new(program).args(arguments(args)));

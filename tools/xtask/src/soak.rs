@@ -4,7 +4,7 @@
 use std::process::Command;
 
 use anyhow::Result;
-use support::process;
+use support::{process, programs};
 
 /// The options of `cargo xtask soak`.
 #[derive(Debug, clap::Args)]
@@ -22,7 +22,7 @@ pub(crate) struct Args {
 
 /// Builds and runs the soak test.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let program = process::build("build --release -p adverb-conformance --example soak")?;
+    let program = programs::example("soak")?;
     let seconds = args.minutes.map_or(args.seconds, |minutes| minutes * 60);
     let mut soak = Command::new(program);
     process::run(soak.args(["run", "--seconds", &seconds.to_string(), "--seed", &args.seed.to_string()]))

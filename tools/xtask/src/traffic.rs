@@ -39,8 +39,9 @@ struct Kind {
 /// Runs the tests while capturing, and checks the capture.
 pub(crate) fn run() -> Result<()> {
     packages::ensure(&["tshark"])?;
+    // The same packages and features as in `cargo xtask test`, so that no library is compiled again.
     let tests = ["congestion", "flow_labels"]
-        .map(|test| process::build(&format!("test -p adverb --test {test} --no-run")));
+        .map(|test| process::build(&format!("test --workspace --all-features --test {test} --no-run")));
     let tests = tests.into_iter().collect::<Result<Vec<_>>>()?;
     // One test at a time: a test that opens a device can delay the end of another test's capture.
     let arguments = ["--nocapture", "--test-threads=1"];

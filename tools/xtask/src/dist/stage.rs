@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use support::{paths, process};
+use support::{paths, process, programs};
 
 use super::dependencies::{Dependency, Id};
 use super::toolchain::{Target, Toolchain};
@@ -54,7 +54,7 @@ impl Stage {
     /// Stages the ordinary release build for this machine in a directory of `out`. It needs this machine's glibc.
     pub(super) fn build(out: &Path, version: &str, dependencies: &BTreeMap<Id, Dependency>) -> Result<Self> {
         let stage = Self::new(out, version, std::env::consts::ARCH, "", false)?;
-        let adverb = process::build("build --release -p adverb-cli --bin adverb")?;
+        let adverb = programs::adverb()?;
         install(Path::new(&adverb), &stage.root.join("bin/adverb"))?;
         preload::build(Some(stage.root.join("lib/adverb")), "release")?;
         stage.finish(|program| Command::new(program), "objcopy")?;

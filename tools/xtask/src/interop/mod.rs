@@ -20,7 +20,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use serde_json::Value;
-use support::process;
+use support::{process, programs};
 use vm::{Observer, Options, Stream};
 
 use crate::sample;
@@ -75,9 +75,8 @@ const UNSUPPORTED_CASES: &[&str] = &["rc-atomic-write:", "rc-flush:"];
 /// Builds the programs, runs the jobs in one guest per MTU, and prints the results.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let start = Instant::now();
-    let adverb = process::build("build --release -p adverb-cli")?;
-    let pingpong = process::build("build --release -p adverb --example pingpong")?;
-    let rping = process::build("build --release -p adverb --example rping")?;
+    let adverb = programs::adverb()?;
+    let [pingpong, rping] = programs::examples(["pingpong", "rping"])?;
     let libraries = crate::preload::build(None, "release")?;
     let cases = process::text(Command::new(&adverb).args(["peertest", "--list"]))?;
     let is_unsupported = |case: &&str| UNSUPPORTED_CASES.iter().any(|operation| case.starts_with(operation));

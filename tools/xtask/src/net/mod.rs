@@ -12,7 +12,7 @@ use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use support::process;
+use support::{process, programs};
 use vm::{Observer, Options, Stream};
 
 use crate::{interop, sample};
@@ -71,7 +71,7 @@ const SECONDS: u64 = 700;
 /// Builds the program, runs every pair, and prints the results.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let start = Instant::now();
-    let program = process::build("build --release -p adverb --example net_pair")?;
+    let program = programs::example("net_pair")?;
     let cases = process::text(Command::new(&program).arg("list"))?;
     let is_chosen =
         |name: &str, words: &[String]| words.is_empty() || words.iter().any(|word| name.contains(word));

@@ -18,22 +18,7 @@ use super::rdmacm;
 ///
 /// The user may not be allowed to read cargo's target directory, so the programs use a copy of the libraries.
 pub(super) fn run(libraries: &Path) -> Result<()> {
-    packages::ensure(&[
-        "clang",
-        "libclang-rt-dev",
-        "fio",
-        "ibverbs-utils",
-        "iproute2",
-        "libibverbs-dev",
-        "libiscsi-dev",
-        "librdmacm-dev",
-        "perftest",
-        "rdmacm-utils",
-        "tgt",
-        "ucx-utils",
-        "util-linux",
-        "valgrind",
-    ])?;
+    packages::ensure(packages::PRELOAD)?;
     with_copy(libraries, |copy| {
         run_programs(copy)?;
         copy_command(copy)?;

@@ -5,7 +5,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use support::{packages, process};
+use support::{packages, process, programs};
 
 use super::parts::{Interface, Namespace, Process};
 
@@ -31,7 +31,7 @@ const TICK: Duration = Duration::from_millis(10);
 /// Measures the exporter and the responders.
 pub(crate) fn run(args: &Args) -> Result<()> {
     packages::ensure(&["curl", "iproute2"])?;
-    let program = process::build("build --release -p adverb-cli")?;
+    let program = programs::adverb()?;
     let [here, there] = [Namespace::new("here")?, Namespace::new("there")?];
     let mut exporter = here.command(&program);
     exporter.args(["exporter", "--listen", "127.0.0.1:9879", "--probe-interval", &args.interval]);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
-use support::process;
+use support::programs;
 
 use super::parts::Process;
 
@@ -32,7 +32,7 @@ const SETTLE_TIME: Duration = Duration::from_millis(800);
 
 /// Kills and restarts the processes.
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let program = process::build("build --release -p adverb-cli")?;
+    let program = programs::adverb()?;
     let [high, low] = (std::process::id() as u16).to_be_bytes();
     let [here, there] = [113, 114].map(|network| format!("127.{network}.{high}.{low}"));
     let respond = || {

@@ -20,7 +20,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use support::{packages, paths, process};
+use support::{packages, paths, process, programs};
 
 use super::parts::{Interface, Namespace, Output, Process, cpu_hogs};
 
@@ -68,7 +68,7 @@ const MARGIN: u64 = 2_000_000;
 /// Prints the table.
 pub(crate) fn run(args: &Args) -> Result<()> {
     packages::ensure(&["gcc", "iproute2"])?;
-    let program = process::build("build --release -p adverb-cli")?;
+    let program = programs::adverb()?;
     let in_memory = process::build("build --release -p adverb-probe --example timing")?;
     let network = Network::new()?;
     println!("All times in microseconds. The error is the reported delay minus the injected one.");

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
-use support::process;
+use support::{process, programs};
 
 use crate::{Cli, interop};
 
@@ -21,7 +21,7 @@ const FUNCTIONS: &str = include_str!("guest.sh");
 
 /// Builds `adverb`, and runs a prober and a responder in a guest, in each direction. All probes must be answered.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let program = process::build("build -p adverb-cli --release --bin adverb")?;
+    let program = programs::adverb()?;
     let command = command(&program, args.count);
     // Run it through the command-line parser, so that a developer can type the same command.
     Cli::try_parse_from(["xtask", "vm", "--timeout", "3600", "--run", &command])?.command.run()

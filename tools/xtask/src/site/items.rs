@@ -20,7 +20,7 @@ const EXPORTED: &[&str] = &["verbs", "net"];
 
 /// The documented items of the crate `adverb`.
 #[derive(Debug)]
-pub(super) struct Items {
+pub(crate) struct Items {
     /// rustdoc's directory of the crate.
     root: PathBuf,
     /// The address of the crate's documentation, with a slash at its end.
@@ -30,7 +30,7 @@ pub(super) struct Items {
 
 impl Items {
     /// Opens the documentation in rustdoc's directory, of a version of the crate.
-    pub(super) fn open(directory: &Path, version: &str) -> Result<Self> {
+    pub(crate) fn open(directory: &Path, version: &str) -> Result<Self> {
         let root = directory.join("adverb");
         ensure!(
             root.join("index.html").is_file(),
@@ -53,6 +53,28 @@ impl Items {
             }
         }
         bail!("the documentation of adverb has no item `{item}`")
+    }
+
+    /// Whether a program can name this item, such as `net::blocking::Connection`, by this path.
+    pub(crate) fn contains(&self, item: &str) -> Result<bool> {
+        let segments: Vec<&str> = item.split("::").collect();
+        if self.find(&segments)?.is_some() {
+            return Ok(true);
+        }
+        let (name, modules) = segments.split_last().expect("`split` returns at least one segment");
+        let page = self.root.join(modules.join("/")).join("index.html");
+        if page.is_file() && self.has_id(&page, &format!("reexport.{name}"))? {
+            return Ok(true);
+        }
+        // A module that the crate exports a second time has its pages only at the first place.
+        if self.has_id(&self.root.join("index.html"), &format!("reexport.{}", segments[0]))? {
+            for module in EXPORTED {
+                if self.find(&[&[*module], &segments[..]].concat())?.is_some() {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
     }
 
     fn find(&self, segments: &[&str]) -> Result<Option<String>> {
@@ -112,14 +134,14 @@ impl Items {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// Writes documentation of the crate with some items to a new directory.
-    pub(in crate::site) fn documentation(name: &str) -> PathBuf {
+    pub(crate) fn documentation(name: &str) -> PathBuf {
         let directory = std::env::temp_dir().join(format!("adverb-site-{name}-{}", std::process::id()));
         let files = [
-            ("index.html", ""),
+            ("index.html", r#"<dt id="reexport.blocking"></dt>"#),
             ("manual/index.html", ""),
             ("net/index.html", ""),
             ("net/blocking/index.html", ""),
@@ -161,6 +183,10 @@ pub(super) mod tests {
             );
         }
         assert!(!items.check("https://docs.rs/adverb-probe").unwrap());
+        assert!(items.contains("blocking::connect").unwrap() && items.contains("net::ConnectError").unwrap());
+        for absent in ["blocking::Listener", "ConnectError"] {
+            assert!(!items.contains(absent).unwrap(), "{absent}");
+        }
         fs::remove_dir_all(directory).unwrap();
     }
 }

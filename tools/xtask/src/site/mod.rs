@@ -1,7 +1,7 @@
 //! `cargo xtask site`: the documentation site, made of the manual's chapters, docs/operate and parts of the README.
 
 mod check;
-mod items;
+pub(crate) mod items;
 mod markdown;
 mod pages;
 mod translate;
