@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -12,6 +13,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::access::RemoteAccess;
 use crate::domains::SharedDomain;
+use crate::error::ExposeError;
 
 /// Memory of this process that it exposes to many peers, with rights per peer.
 ///
@@ -168,14 +170,17 @@ impl MissingRegistration {
             && self.access == attempt.access
     }
 
-    /// Registers the memory, or waits until another thread has registered it.
+    /// Registers the memory for a connection to `peer`, or waits until another thread has registered it.
     ///
     /// # Errors
     ///
-    /// Returns the device's error if the memory can't be registered.
-    #[cfg(feature = "tokio")]
-    pub(crate) fn register_or_wait(&self) -> Result<()> {
-        self.region.registration(&self.domain, self.access).map(drop)
+    /// Returns an error if the memory can't be registered, or was withdrawn from all peers.
+    pub(crate) fn register_or_wait(&self, peer: SocketAddr) -> Result<(), ExposeError> {
+        match self.region.registration(&self.domain, self.access) {
+            Ok(Some(_)) => Ok(()),
+            Ok(None) => Err(ExposeError::Withdrawn),
+            Err(error) => Err(ExposeError::memory(peer, error)),
+        }
     }
 }
 

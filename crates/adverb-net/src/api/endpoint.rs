@@ -237,9 +237,12 @@ pub struct Listener {
 impl Listener {
     /// Creates a listener at an address, with the default options. Port 0 selects a free port.
     ///
-    /// The listener opens its devices in this call, and opens no others later. At a wildcard address (`0.0.0.0`,
-    /// `[::]`) it serves all RDMA hardware, the software devices that this process has open, and the software device
-    /// `soft` for loopback addresses. It opens no software device at a routable address: to serve one, bind to that
+    /// The listener opens its devices in this call, and opens no others later. At one address it serves the RDMA NIC with this
+    /// address, or else a software device at the address. The listener skips an RDMA NIC that it cannot open, for example
+    /// because the user has no permission for the device file: it logs a warning, and serves the software device. To serve
+    /// an RDMA NIC or fail, set [`Options::device`]. At a wildcard address (`0.0.0.0`,
+    /// `[::]`) it serves all RDMA hardware, the software devices with a network that this process has open, and the software
+    /// device `soft` for loopback addresses. It opens no software device at a routable address: to serve one, bind to that
     /// address, or [open](adverb_verbs::Device::open) `soft:ADDRESS` first. The listener rejects a connector that dials
     /// an address without a device, with an error that names this cause. The listener does not serve addresses and
     /// devices that appear after the call.

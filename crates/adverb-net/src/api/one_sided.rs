@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use adverb_verbs::memory::{Memory, MemoryRegion, Pool, PoolBuf};
 
-use super::{Connection, register_region};
+use super::{Connection, expose_region};
 use crate::driver::{Announcement, Driver, PendingOp, word_from_buffer};
 use crate::error::{ExposeError, RemoteError, RemoteErrorKind, SendErrorKind};
 use crate::message::SendData;
@@ -31,6 +31,11 @@ impl Connection {
     /// The first poll of the future does that, and blocks its thread. For large memory, expose a [`SharedRegion`] instead.
     )?
     ///
+    /// A call that fails or is canceled withdraws the memory. If a memory window exposes it
+    /// ([`withdraw`](Connection::withdraw) tells when) and the bind of the window is in flight, the bind fails, and with it the
+    /// queue pair: the connection [reconnects](Options::reconnect), or ends. The bind is in flight as long as earlier requests of
+    /// the queue pair are, for example because the peer's device does not acknowledge them.
+    ///
     /// # Errors
     ///
     /// - Returns [`ExposeError::NameTooLong`] if the name has more than 64 bytes.
@@ -38,11 +43,11 @@ impl Connection {
     ///   [withdraw](Connection::withdraw) it first.
     /// - Returns [`ExposeError::Memory`] if the memory cannot be allocated or registered.
     /// - Returns [`ExposeError::Send`] with the errors of [`send`](Connection::send). If the peer grants no credits within
-    ///   [`Options::timeout`], the memory is not exposed.
+    ///   [`Options::timeout`], the memory is withdrawn.
     $(#[$tasks]
     /// # Cancel safety
     ///
-    /// If the future is dropped, the memory is withdrawn.
+    /// If the future is dropped, the memory is withdrawn, which may fail the queue pair, as described above.
     )?
     pub $($async)? fn expose(&self, name: &str, len: usize, access: RemoteAccess) -> Result<MemoryRegion, ExposeError> {
         let (region, announcement) = self.driver.expose(name, len, access)?;
@@ -62,7 +67,8 @@ impl Connection {
     ///
     /// The memory stays exposed until it is [withdrawn](Connection::withdraw), until it is withdrawn from [all
     /// peers](SharedRegion::withdraw), or until the connection ends. The connection keeps the memory allocated until
-    /// then. If the connection [reconnects](Options::reconnect), the peer is told again.
+    /// then. If the connection [reconnects](Options::reconnect), the peer is told again. A call that fails or is canceled
+    /// withdraws the memory, with the effects that [`expose`](Connection::expose) describes.
     ///
     /// # Errors
     ///
@@ -78,7 +84,8 @@ impl Connection {
     $(#[$tasks]
     /// # Cancel safety
     ///
-    /// If the future is dropped, the memory is [withdrawn](Connection::withdraw). It may stay registered.
+    /// If the future is dropped, the memory is [withdrawn](Connection::withdraw), which may fail the queue pair. It may stay
+    /// registered.
     )?
     pub $($async)? fn expose_region(
         &self,
@@ -86,8 +93,7 @@ impl Connection {
         region: &SharedRegion,
         access: RemoteAccess,
     ) -> Result<(), ExposeError> {
-        register_region(&self.driver, region, access)$(.$await)??;
-        let announcement = self.driver.expose_region(name, region, access)?;
+        let announcement = expose_region(&self.driver, name, region, access)$(.$await)??;
         Ok(self.announce(announcement)$(.$await)??)
     }
 

@@ -28,8 +28,8 @@ pub(super) struct ServedDevice {
 impl ServedDevices {
     /// Opens the devices of a listener at `ip`.
     ///
-    /// A wildcard listener serves all RDMA hardware, the software devices that the process has open, and `soft`, which
-    /// has loopback addresses only. It opens no software device at a routable address: such an address must be named.
+    /// A wildcard listener serves all RDMA hardware, the software devices with a network that the process has open, and
+    /// `soft`, which has loopback addresses only. It opens no software device at a routable address: such an address must be named.
     ///
     /// # Errors
     ///
@@ -48,9 +48,8 @@ impl ServedDevices {
                 Err(error) => failure = Some(error),
             }
         }
-        // `soft` precedes other devices with the same address: `SoftDevice::loopback` has 127.0.0.1 too, but no packets
-        // of other devices reach it.
-        devices.extend(internal::software_in_use().into_iter().filter(|device| device.name() != "soft"));
+        let is_other = |device: &Device| device.name() != "soft" && !internal::is_isolated(device);
+        devices.extend(internal::software_in_use().into_iter().filter(is_other));
         if devices.is_empty() {
             return Err(failure);
         }

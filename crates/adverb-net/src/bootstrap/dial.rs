@@ -164,6 +164,9 @@ fn may_try_next_channel(error: &ConnectError) -> bool {
 
 #[cfg(all(test, feature = "soft", not(loom)))]
 mod tests {
+    use adverb_verbs::memory::Pool;
+    use adverb_verbs::{Device, Error, SoftDevice, internal};
+
     use super::*;
     use crate::bootstrap::{Accepted, Listening};
     use crate::error::HandshakeStage;
@@ -211,19 +214,55 @@ mod tests {
         (dial, now)
     }
 
+    /// Polls a dial as if it were `now`, and the listener, until both have the connection.
+    fn establish(dial: &mut Dial, now: Instant, listening: &Listening) {
+        let (mut connected, mut accepted) = (None, None);
+        while connected.is_none() || accepted.is_none() {
+            if connected.is_none() {
+                connected = dial.poll(now).unwrap();
+            }
+            accepted = accepted.or_else(|| accept(listening));
+        }
+    }
+
     #[test]
     fn a_listener_that_has_the_hello_has_the_whole_time_to_answer() {
         let listening = listen();
         let (mut dial, now) = dial(&listening);
-        let late = now + TIMEOUT * 9 / 10;
-        let (mut connected, mut accepted) = (None, None);
-        while connected.is_none() || accepted.is_none() {
-            if connected.is_none() {
-                connected = dial.poll(late).unwrap();
-            }
-            accepted = accepted.or_else(|| accept(&listening));
-        }
+        establish(&mut dial, now + TIMEOUT * 9 / 10, &listening);
         assert_eq!(dial.options.mtu, Options::new().mtu);
+    }
+
+    #[test]
+    fn a_device_without_a_network_at_the_same_address_is_not_used() {
+        let _before = SoftDevice::loopback().open().unwrap();
+        let listening = listen();
+        let _after = SoftDevice::loopback().open().unwrap();
+        let (mut dial, now) = dial(&listening);
+        assert!(!internal::is_isolated(dial.options.device.as_ref().unwrap()));
+        establish(&mut dial, now, &listening);
+    }
+
+    /// Memory may run out after the queue pair is connected, such as locked memory.
+    #[test]
+    fn a_lack_of_memory_is_an_error_of_the_device() {
+        let listening = listen();
+        let domain = Device::open("soft").unwrap().create_protection_domain().unwrap();
+        let pool = Pool::builder().partitions(1).max_bytes(1 << 20).create(&domain);
+        let mut used: Vec<_> = std::iter::from_fn(|| pool.allocate(4096).ok()).collect();
+        // The buffer for the listener's hello, and none for this side's.
+        used.pop();
+        let (options, now) = (Options::new().pool(&pool), Instant::now());
+        let mut dial = Dial::new(listening.address(), &options, Deadline::after(now, TIMEOUT)).unwrap();
+        let error = loop {
+            assert!(accept(&listening).is_none());
+            match dial.poll(now) {
+                Ok(established) => assert!(established.is_none()),
+                Err(error) => break error,
+            }
+        };
+        let ConnectError::Device { source, .. } = error else { panic!("{error:?}") };
+        assert!(matches!(*source, Error::LimitExceeded { .. }), "{source:?}");
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub(super) use listening::{AcceptFd, Accepted, Listening, ServeResult};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
-use adverb_verbs::{self as verbs, Device, PathMtu};
+use adverb_verbs::{self as verbs, Device, PathMtu, internal};
 
 use crate::error::ConnectError;
 use crate::options::{Bootstrap, Options};
@@ -68,6 +68,8 @@ fn device(local: IpAddr, options: &Options) -> Result<Device, verbs::Error> {
     match Device::open_by_addr(local) {
         // All loopback addresses reach the same machine, and another program may use this one.
         Err(_) if local.is_loopback() => Device::open("soft"),
+        // The program has opened `SoftDevice::loopback`, which no other device reaches.
+        Ok(device) if internal::is_isolated(&device) => Device::open("soft"),
         found => found,
     }
 }

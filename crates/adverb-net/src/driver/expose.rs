@@ -11,9 +11,7 @@ use super::send::refused;
 use super::{Core, Driver, abort};
 use crate::access::RemoteAccess;
 use crate::error::{ConnectionError, ExposeError, SendErrorKind};
-#[cfg(feature = "tokio")]
-use crate::shared_region::MissingRegistration;
-use crate::shared_region::{Attempt, Exposer, SharedRegion};
+use crate::shared_region::{Attempt, Exposer, MissingRegistration, SharedRegion};
 
 /// Memory that is exposed, and possibly not announced to the peer yet. Dropping it withdraws the memory, unless the
 /// announcement is complete: the caller of a call that fails or is canceled may have no handle to the memory.
@@ -74,21 +72,42 @@ impl Driver {
         Ok((memory, self.announce(&mut self.lock(), None, region, access.bits_by_address())?))
     }
 
-    /// Exposes memory that other connections expose, too.
+    /// Exposes memory that other connections expose, too. Registers it first if that is necessary, which takes long.
     pub(crate) fn expose_region(
         self: &Arc<Self>,
         name: &str,
         shared: &SharedRegion,
         access: RemoteAccess,
     ) -> Result<Announcement<'_>, ExposeError> {
-        self.check_name(&self.lock(), name)?;
-        let lane = self.lane();
-        if lane.shared.is_none() {
-            return Err(ExposeError::UnsharedDomain { peer: self.peer });
+        loop {
+            match self.try_expose_region(name, shared, access)? {
+                Ok(announcement) => return Ok(announcement),
+                Err(missing) => missing.register_or_wait(self.peer)?,
+            }
         }
-        let region = Region::shared(&lane, shared, remote_rights(access));
-        let region = region.map_err(|error| ExposeError::memory(self.peer, error))?;
-        let region = region.ok_or(ExposeError::Withdrawn)?;
+    }
+
+    /// Exposes memory that other connections expose, too. Returns the registration that is needed first, unless it exists.
+    /// After a reconnect, the connection may need another registration.
+    pub(crate) fn try_expose_region(
+        self: &Arc<Self>,
+        name: &str,
+        shared: &SharedRegion,
+        access: RemoteAccess,
+    ) -> Result<Result<Announcement<'_>, MissingRegistration>, ExposeError> {
+        self.check_name(&self.lock(), name)?;
+        if shared.is_withdrawn() {
+            return Err(ExposeError::Withdrawn);
+        }
+        let lane = self.lane();
+        let Some(domain) = &lane.shared else {
+            return Err(ExposeError::UnsharedDomain { peer: self.peer });
+        };
+        let region = Region::shared(&lane, domain, shared, remote_rights(access));
+        let region = match region.map_err(|error| ExposeError::memory(self.peer, error))? {
+            Ok(region) => region,
+            Err(missing) => return Ok(Err(missing)),
+        };
         let peer = Arc::downgrade(self);
         shared.add_peer(peer);
         let mut core = self.lock();
@@ -96,17 +115,7 @@ impl Driver {
         if shared.is_withdrawn() {
             return Err(ExposeError::Withdrawn);
         }
-        self.announce(&mut core, Some(name), region, access.bits())
-    }
-
-    /// Returns the registration that exposing a shared region needs first, unless it exists. Registering takes long.
-    #[cfg(feature = "tokio")]
-    pub(crate) fn missing_registration(
-        &self,
-        shared: &SharedRegion,
-        access: RemoteAccess,
-    ) -> Option<MissingRegistration> {
-        Region::missing_registration(&self.lane(), shared, remote_rights(access))
+        self.announce(&mut core, Some(name), region, access.bits()).map(Ok)
     }
 
     fn announce(

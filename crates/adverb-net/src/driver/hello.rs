@@ -256,6 +256,7 @@ fn lost(error: ConnectionError) -> HandshakeError {
         ConnectionError::ProtocolViolation { peer, reason } => {
             ConnectError::ProtocolViolation { peer, reason }.into()
         }
+        ConnectionError::Device { peer, source } => ConnectError::Device { peer, source }.into(),
         error => ConnectError::from(error).into(),
     }
 }

@@ -397,7 +397,7 @@ fn handle_completion(core: &mut Core, completion: Completion) {
         }
         Err(failure) => {
             let status = failure.status;
-            note_status(core, status);
+            note_status(core, wr_id, status);
             Some(status)
         }
     };
@@ -456,13 +456,17 @@ pub(super) fn open_hello<'a>(lane: &Lane, message: &'a [u8]) -> Result<&'a [u8],
     }
 }
 
-/// Records the reason why a request failed, if it is the first failure of the lane.
-fn note_status(core: &mut Core, status: Status) {
+/// Records the reason why the request with this id failed, if it is the first failure of the lane.
+fn note_status(core: &mut Core, wr_id: u64, status: Status) {
     if core.lane_state == LaneState::Active {
         core.lane_status.get_or_insert(status);
     }
     if core.failure.is_some() || core.lane_state != LaneState::Active {
         return;
+    }
+    if status == Status::RemoteAccess && uses_memory_of_connection(wr_id) {
+        // The peer keeps this memory as long as the queue pair. When a process ends, the kernel may free its memory first.
+        return core.note_failure(|peer| ConnectionError::PeerLost { peer, has_exited: false });
     }
     if status != Status::Flushed {
         return core.note_failure(|peer| ConnectionError::request_failed(peer, status));
@@ -471,6 +475,16 @@ fn note_status(core: &mut Core, status: Status) {
     // or failed.
     let event = core.lane.queue_pair.error_event();
     core.note_failure(|peer| ConnectionError::QueuePairFailed { peer, event });
+}
+
+/// Whether the request with this id reads or writes the peer's ring, or a message that the peer has announced, in contrast to
+/// memory that the peer has exposed.
+fn uses_memory_of_connection(wr_id: u64) -> bool {
+    let tag = Tag::from_wr_id(wr_id);
+    tag.is_some_and(|tag| match tag {
+        Tag::Frames | Tag::Close | Tag::Credits | Tag::RendezvousDone | Tag::CloseAck | Tag::Read => true,
+        Tag::Recv | Tag::Hello | Tag::Probe | Tag::Operation => false,
+    })
 }
 
 /// An error, and the operand that the device refused. Boxed, because the usual result is success.

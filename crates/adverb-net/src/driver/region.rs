@@ -13,6 +13,7 @@ use adverb_verbs::{Access, Completion, Device, MemoryWindow, PostError, Result};
 
 use super::{Core, Lane, LaneState};
 use crate::access::RemoteAccess;
+use crate::domains::SharedDomain;
 use crate::error::BindError;
 use crate::options::Options;
 use crate::shared_region::{Exposure, MissingRegistration, SharedRegion, SharedUse};
@@ -170,29 +171,31 @@ impl Region {
         Region::register(lane, Access::REMOTE_READ, Access::empty(), |access| buffer.register(access))
     }
 
-    /// Returns the registration of memory that many connections expose. Registers the memory if no other connection of the
-    /// protection domain has registered it. Returns `None` if the memory was withdrawn from all peers.
-    pub(super) fn shared(lane: &Lane, shared: &SharedRegion, access: Access) -> Result<Option<Region>> {
-        let grant = lane.grant()?;
-        let registered = Region::shared_access(lane, access);
-        let found = match &lane.shared {
-            Some(domain) => shared.registration(domain, registered)?,
-            None => {
-                shared.register_alone(|memory| lane.pool.protection_domain().register(memory, registered))?
-            }
-        };
-        Ok(found.map(|(memory, shared)| Region { memory, access, grant, shared: Some(shared) }))
-    }
-
-    /// Returns the registration of memory that many connections expose, if it is missing in the shared domain.
-    #[cfg(feature = "tokio")]
-    pub(super) fn missing_registration(
+    /// Returns memory that many connections expose, if it is registered in the lane's shared domain. Otherwise returns the
+    /// missing registration.
+    pub(super) fn shared(
         lane: &Lane,
+        domain: &Arc<SharedDomain>,
         shared: &SharedRegion,
         access: Access,
-    ) -> Option<MissingRegistration> {
-        let domain = lane.shared.as_ref()?;
-        shared.find_registration(domain, Region::shared_access(lane, access)).err()
+    ) -> Result<Result<Region, MissingRegistration>> {
+        match shared.find_registration(domain, Region::shared_access(lane, access)) {
+            Ok((memory, shared)) => {
+                let grant = lane.grant()?;
+                Ok(Ok(Region { memory, access, grant, shared: Some(shared) }))
+            }
+            Err(missing) => Ok(Err(missing)),
+        }
+    }
+
+    /// Registers memory that many connections expose in the domain of a lane that has its own. Returns `None` if the
+    /// memory was withdrawn from all peers.
+    fn register_alone(lane: &Lane, shared: &SharedRegion, access: Access) -> Result<Option<Region>> {
+        let grant = lane.grant()?;
+        let registered = Region::shared_access(lane, access);
+        let domain = lane.pool.protection_domain();
+        let found = shared.register_alone(|memory| domain.register(memory, registered))?;
+        Ok(found.map(|(memory, shared)| Region { memory, access, grant, shared: Some(shared) }))
     }
 
     /// Returns the rights with which a shared region is registered for these remote rights.
@@ -217,18 +220,11 @@ impl Region {
         }
         let access = self.access;
         *self = match (&self.shared, &lane.shared) {
-            (Some(shared), Some(domain)) => {
-                let found = shared.region().find_registration(domain, Region::shared_access(lane, access));
-                match found {
-                    Ok(registration) => {
-                        let grant = lane.grant()?;
-                        let (memory, shared) = registration;
-                        Region { memory, access, grant, shared: Some(shared) }
-                    }
-                    Err(missing) => return Ok(Some(missing)),
-                }
-            }
-            (Some(shared), None) => match Region::shared(lane, shared.region(), access)? {
+            (Some(shared), Some(domain)) => match Region::shared(lane, domain, shared.region(), access)? {
+                Ok(region) => region,
+                Err(missing) => return Ok(Some(missing)),
+            },
+            (Some(shared), None) => match Region::register_alone(lane, shared.region(), access)? {
                 Some(region) => region,
                 None => return Ok(None),
             },

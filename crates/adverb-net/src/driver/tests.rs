@@ -15,6 +15,18 @@ impl Driver {
         self.lock().connection.lane()
     }
 
+    /// Whether the connection has its first lane. Panics if the connection has ended, because it gets no other lane then.
+    pub(crate) fn has_first_lane(&self) -> bool {
+        let core = self.lock();
+        assert_eq!(core.end_reason(), None, "the connection has ended");
+        core.connection.lane() == 0
+    }
+
+    /// Whether the connection has failed, and is being re-established.
+    pub(crate) fn is_reconnecting(&self) -> bool {
+        self.lock().is_reconnecting()
+    }
+
     /// Returns the attributes of the current lane's connection to the peer.
     pub(crate) fn peer_attributes(&self) -> PeerAttributes {
         self.lane().queue_pair.query().unwrap().peer.expect("a connected queue pair")

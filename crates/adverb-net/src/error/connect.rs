@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use adverb_verbs as verbs;
@@ -171,7 +172,7 @@ pub enum ConnectError {
         /// The peer's address.
         peer: SocketAddr,
         /// The cause.
-        source: Box<verbs::Error>,
+        source: Arc<verbs::Error>,
     },
     /// A call to the operating system or the runtime failed.
     #[error("{action} failed")]
@@ -289,9 +290,8 @@ impl ConnectError {
             ConnectError::ReconnectTimedOut { .. } => {
                 "check that the peer's program runs, and that the listener of the connection exists"
             }
-            ConnectError::NoDevice { source, .. } | ConnectError::Device { source, .. } => {
-                return source.hint();
-            }
+            ConnectError::NoDevice { source, .. } => return source.hint(),
+            ConnectError::Device { source, .. } => return source.hint(),
             ConnectError::ConnectionLost(error) => return error.hint(),
             ConnectError::InvalidOption { .. }
             | ConnectError::SessionUnknown { .. }
@@ -324,9 +324,8 @@ impl ConnectError {
             | ConnectError::Aborted { .. }
             | ConnectError::DescriptorLimit { .. } => true,
             ConnectError::Rejected { reason, .. } => *reason == RefusalReason::Internal,
-            ConnectError::NoDevice { source, .. } | ConnectError::Device { source, .. } => {
-                source.is_retryable()
-            }
+            ConnectError::NoDevice { source, .. } => source.is_retryable(),
+            ConnectError::Device { source, .. } => source.is_retryable(),
             ConnectError::ConnectionLost(error) => error.is_retryable(),
             ConnectError::Authentication { .. }
             | ConnectError::Version { .. }
@@ -373,7 +372,7 @@ impl ConnectError {
                 _ => ConnectError::Unreachable { peer, source: error.into() },
             },
             _ if is_descriptor_shortage(&error) => ConnectError::DescriptorLimit { source: error.into() },
-            _ => ConnectError::Device { peer, source: Box::new(error) },
+            _ => ConnectError::Device { peer, source: Arc::new(error) },
         }
     }
 

@@ -17,7 +17,9 @@ use super::{ConnectError, WaitError, into_io_error};
 /// Every operation of an ended connection returns the same reason, so the type is [`Clone`].
 ///
 /// Hardware cannot tell a peer whose process was killed from a peer whose host or network has failed: in both cases the
-/// peer's device stops acknowledging packets. Both are [`PeerLost`](ConnectionError::PeerLost).
+/// peer's device stops acknowledging packets. Both are [`PeerLost`](ConnectionError::PeerLost). If a process is killed while
+/// this side reads or writes its exposed memory, the device may refuse that operation instead: the error is then
+/// [`RequestFailed`](ConnectionError::RequestFailed) with [`Status::RemoteAccess`].
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectionError {

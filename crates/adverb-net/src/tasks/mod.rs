@@ -21,7 +21,7 @@ use tokio::net::{ToSocketAddrs, lookup_host};
 
 use crate::access::RemoteAccess;
 use crate::bootstrap::Listening;
-use crate::driver::{Core, Driver};
+use crate::driver::{Announcement, Core, Driver};
 use crate::error::{BindError, ExposeError, WaitError};
 use crate::options::Options;
 use crate::readiness::readable_by_tasks;
@@ -160,21 +160,27 @@ impl Drop for Connection {
     }
 }
 
-/// Registers a shared region for a connection that exposes it, unless it is registered. That may take long, so another
-/// thread does it.
-async fn register_region(
-    driver: &Driver,
+/// Exposes a shared region. Registering it first may take long, so another thread does it.
+async fn expose_region<'a>(
+    driver: &'a Arc<Driver>,
+    name: &str,
     region: &SharedRegion,
     access: RemoteAccess,
-) -> Result<(), ExposeError> {
-    let Some(missing) = driver.missing_registration(region, access) else { return Ok(()) };
-    match tokio::task::spawn_blocking(move || missing.register_or_wait()).await {
-        Ok(registered) => registered.map_err(|error| ExposeError::memory(driver.peer(), error)),
-        Err(error) => match error.try_into_panic() {
-            Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime is shutting down.
-            Err(_) => Ok(()),
-        },
+) -> Result<Announcement<'a>, ExposeError> {
+    loop {
+        let missing = match driver.try_expose_region(name, region, access)? {
+            Ok(announcement) => return Ok(announcement),
+            Err(missing) => missing,
+        };
+        let (peer, waiting) = (driver.peer(), missing.clone());
+        match tokio::task::spawn_blocking(move || waiting.register_or_wait(peer)).await {
+            Ok(registered) => registered?,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime is shutting down.
+                Err(_) => missing.register_or_wait(peer)?,
+            },
+        }
     }
 }
 

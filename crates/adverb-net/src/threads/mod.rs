@@ -16,7 +16,7 @@ use adverb_verbs::internal::wait_either;
 
 use crate::access::RemoteAccess;
 use crate::bootstrap::Listening;
-use crate::driver::{Core, Driver};
+use crate::driver::{Announcement, Core, Driver};
 use crate::error::{BindError, ExposeError, WaitError};
 use crate::options::Options;
 use crate::session::{self, Handle, Origin, Paths};
@@ -86,10 +86,14 @@ impl Connection {
     }
 }
 
-/// Has no effect: exposing a shared region registers it, and may block.
-#[allow(clippy::unnecessary_wraps, reason = "the function for tasks fails")]
-fn register_region(_: &Driver, _: &SharedRegion, _: RemoteAccess) -> Result<(), ExposeError> {
-    Ok(())
+/// Exposes a shared region, and registers it first if that is necessary.
+fn expose_region<'a>(
+    driver: &'a Arc<Driver>,
+    name: &str,
+    region: &SharedRegion,
+    access: RemoteAccess,
+) -> Result<Announcement<'a>, ExposeError> {
+    driver.expose_region(name, region, access)
 }
 
 /// Looks up the addresses of a host.

@@ -225,7 +225,7 @@ fn a_withdrawal_interrupts_an_operation_in_flight_if_the_connection_reconnects()
         scope.spawn(|| peers.listener.accept().map(drop));
         let _stop = Stop(&peers.listener);
         let waiting = scope.spawn(|| server.recv_timeout(Duration::from_secs(20)));
-        while client.driver().lane_number() == 0 {
+        while client.driver().is_reconnecting() {
             let _ = client.recv_timeout(Duration::from_millis(10));
         }
         let error = client.remote_region_timeout("chunks", Duration::from_millis(50)).unwrap_err();
@@ -269,7 +269,7 @@ fn a_withdrawn_region_is_not_exposed_over_another_lane() {
             scope(|scope| {
                 // A call must drive the other side until the regions are announced.
                 let waiting = scope.spawn(|| right.recv_timeout(Duration::from_secs(20)));
-                while left.driver().lane_number() == 0 {
+                while left.driver().has_first_lane() {
                     let _ = left.recv_timeout(Duration::from_millis(10));
                 }
                 assert_eq!(left.remote_region("kept").unwrap().read(0..1).unwrap()[..], [0]);
@@ -296,7 +296,7 @@ fn a_shared_region_is_exposed_again_over_another_lane() {
             let _stop = Stop(&peers.listener);
             let waiting = scope.spawn(|| server.recv_timeout(Duration::from_secs(20)));
             client.driver().fail_lane();
-            while client.driver().lane_number() == 0 {
+            while client.driver().has_first_lane() {
                 let _ = client.recv_timeout(Duration::from_millis(10));
             }
             assert_eq!(read(client, 16).unwrap(), 16);

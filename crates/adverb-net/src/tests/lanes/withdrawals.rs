@@ -2,6 +2,7 @@
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Barrier, Mutex};
+use std::thread::ThreadId;
 
 use adverb_verbs::SoftDevice;
 use adverb_verbs::memory::Pages;
@@ -20,7 +21,8 @@ const BLOCKED: Duration = Duration::from_millis(200);
 
 /// The registrations of a region. Each waits until the test permits it.
 struct Registrations {
-    begun: Receiver<()>,
+    /// The thread of each registration.
+    begun: Receiver<ThreadId>,
     permissions: Sender<()>,
 }
 
@@ -30,7 +32,7 @@ impl Registrations {
         let permitted = Mutex::new(permitted);
         region.set_before_registering(move || {
             // The test may have ended.
-            let _ = begin.send(());
+            let _ = begin.send(std::thread::current().id());
             let _ = permitted.lock().unwrap().recv();
             Ok(())
         });
@@ -149,7 +151,7 @@ fn a_session_that_waits_for_a_registration_blocks_no_other_peer() {
             let _stop = Stop(&next);
             scope.spawn(|| next.accept().map(drop));
             for ((client, server), waiting) in ends.iter().zip(waiting) {
-                while client.driver().lane_number() == 0 {
+                while client.driver().has_first_lane() {
                     sleep(Duration::from_millis(1));
                 }
                 match is_withdrawn {
@@ -265,6 +267,48 @@ async fn other_tasks_run_while_a_region_is_registered() {
     exposed.unwrap();
     let chunks = client.remote_region("chunks").await.unwrap();
     assert_eq!(chunks.read(8..16).await.unwrap()[..], 8_u64.to_le_bytes());
+}
+
+/// While the region is registered in one domain, the session resumes over a listener with another domain.
+#[tokio::test]
+async fn no_thread_of_a_runtime_registers_a_region_after_a_reconnect() {
+    let (options, region) = (options(), region());
+    let [first, second] = [(); 2].map(|()| options.clone().shared_domain(true));
+    let listener = crate::Listener::builder().options(&first).bind(any_port(&options)).await.unwrap();
+    let next = crate::Listener::builder().options(&second).bind(any_port(&options)).await.unwrap();
+    let connector = crate::Connector::new().options(&options).alternate_addr(next.local_addr().to_string());
+    let (client, server) = tokio::join!(connector.connect(listener.local_addr()), listener.accept());
+    let (client, server) = (client.unwrap(), server.unwrap());
+    let registrations = Registrations::hold(&region);
+    let is_of_runtime = |thread| thread == std::thread::current().id();
+    let reconnect = async {
+        while registrations.begun.try_recv().map(is_of_runtime) != Ok(false) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        listener.stop();
+        client.driver().fail_lane();
+        while server.driver().has_first_lane() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // One for each domain.
+        registrations.permit_one();
+        registrations.permit_one();
+        std::future::pending::<()>().await;
+    };
+    let expose = server.expose_region("chunks", &region, RemoteAccess::READ);
+    tokio::time::timeout(Duration::from_secs(20), async {
+        tokio::select! {
+            exposed = expose => exposed.unwrap(),
+            received = client.recv() => panic!("{received:?}"),
+            accepted = next.accept() => panic!("{accepted:?}"),
+            () = reconnect => {}
+        }
+    })
+    .await
+    .expect("the runtime is not blocked");
+    let chunks = client.remote_region("chunks").await.unwrap();
+    assert_eq!(chunks.read(8..16).await.unwrap()[..], 8_u64.to_le_bytes());
+    assert_eq!(registrations.begun.try_recv().map(is_of_runtime), Ok(false));
 }
 
 /// Connects a client that receives nothing, until its listener has no credits. Returns the number of the device's regions.
