@@ -14,13 +14,14 @@ pub(crate) const MAX_PEERS: usize = 1 << 16;
 /// The sizes of a broker's queues and rings, which are the same for each peer.
 ///
 /// ```
-/// use adverb_cluster_proto::BrokerConfig;
+/// # mod adverb { pub use adverb_cluster_proto as cluster; }
+/// use adverb::cluster::BrokerConfig;
 ///
 /// let config = BrokerConfig { send_slots: 4, recv_slots: 4, slot_size: 256, ..BrokerConfig::default() };
 /// config.validate()?;
 /// // Four slots to send, four to receive, two for credit messages, and one for a leave message.
 /// assert_eq!(config.message_bytes_per_peer(), 11 * 256);
-/// # Ok::<(), adverb_cluster_proto::ConfigError>(())
+/// # Ok::<(), adverb::cluster::ConfigError>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BrokerConfig {

@@ -15,6 +15,8 @@
 //! Two further state machines interpret the messages of a broker: [`rpc`] makes calls of them, and [`keys`] exchanges the
 //! keys of arena segments in control messages, and resolves a [`RemotePtr`].
 //!
+//! The examples of the items that the crate `adverb` re-exports use its paths, such as `adverb::cluster::RemotePtr`.
+//!
 //! # Order and batching
 //!
 //! The requests to a peer are posted in the order of the calls. They wait until there are

@@ -15,7 +15,8 @@ use crate::mutation::mutant;
 /// the user of a pointer check it against the segment: [`check`](RemotePtr::check).
 ///
 /// ```
-/// use adverb_cluster_proto::RemotePtr;
+/// # mod adverb { pub use adverb_cluster_proto as cluster; }
+/// use adverb::cluster::RemotePtr;
 ///
 /// let ptr = RemotePtr { member: 3, epoch: 7, segment: 0, offset: 4096, len: 256 };
 /// assert_eq!(RemotePtr::from_bytes(&ptr.to_bytes())?, ptr);
@@ -23,7 +24,7 @@ use crate::mutation::mutant;
 /// // The first 16 bytes of the item.
 /// let head = ptr.part(0..16).expect("within the item");
 /// assert_eq!((head.offset, head.len), (4096, 16));
-/// # Ok::<(), adverb_cluster_proto::RemotePtrError>(())
+/// # Ok::<(), adverb::cluster::RemotePtrError>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RemotePtr {
@@ -87,7 +88,7 @@ pub enum RemotePtrError {
 
 impl RemotePtr {
     /// The length of the byte representation.
-    pub const BYTES: usize = 32;
+    pub const ENCODED_LEN: usize = 32;
 
     /// Returns the member as a peer of a cluster's broker: members and peers have the same numbers. The result is
     /// `None` if the number is too large for a cluster, because an arena without a cluster may have any number.
@@ -96,8 +97,8 @@ impl RemotePtr {
     }
 
     /// Returns the byte representation: the member, the segment, the epoch, the offset and the length, in little endian.
-    pub fn to_bytes(&self) -> [u8; RemotePtr::BYTES] {
-        let mut bytes = [0; RemotePtr::BYTES];
+    pub fn to_bytes(&self) -> [u8; RemotePtr::ENCODED_LEN] {
+        let mut bytes = [0; RemotePtr::ENCODED_LEN];
         bytes[0..4].copy_from_slice(&self.member.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.segment.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.epoch.to_le_bytes());
@@ -110,10 +111,10 @@ impl RemotePtr {
     ///
     /// # Errors
     ///
-    /// Returns [`RemotePtrError::WrongLength`] unless there are exactly [`BYTES`](RemotePtr::BYTES) bytes, and
+    /// Returns [`RemotePtrError::WrongLength`] unless there are exactly [`ENCODED_LEN`](RemotePtr::ENCODED_LEN) bytes, and
     /// [`RemotePtrError::Overflow`] if the end of the range exceeds 64 bits.
     pub fn from_bytes(bytes: &[u8]) -> Result<RemotePtr, RemotePtrError> {
-        let Ok(bytes) = <&[u8; RemotePtr::BYTES]>::try_from(bytes) else {
+        let Ok(bytes) = <&[u8; RemotePtr::ENCODED_LEN]>::try_from(bytes) else {
             return Err(RemotePtrError::WrongLength { len: bytes.len() });
         };
         let (words, _) = bytes.as_chunks::<8>();
@@ -179,7 +180,7 @@ impl fmt::Display for RemotePtrError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RemotePtrError::WrongLength { len } => {
-                write!(f, "invalid remote pointer: it has {len} bytes instead of {}", RemotePtr::BYTES)
+                write!(f, "invalid remote pointer: it has {len} bytes instead of {}", RemotePtr::ENCODED_LEN)
             }
             RemotePtrError::Overflow { offset, len } => {
                 write!(f, "invalid remote pointer: {len} bytes at offset {offset} exceed 64 bits")
@@ -221,7 +222,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_parse_to_the_same_pointer_or_overflow(bytes: [u8; RemotePtr::BYTES]) {
+        fn bytes_parse_to_the_same_pointer_or_overflow(bytes: [u8; RemotePtr::ENCODED_LEN]) {
             match RemotePtr::from_bytes(&bytes) {
                 Ok(ptr) => prop_assert_eq!(ptr.to_bytes(), bytes),
                 Err(RemotePtrError::Overflow { offset, len }) => prop_assert!(offset.checked_add(len).is_none()),
@@ -231,7 +232,7 @@ mod tests {
 
         #[test]
         fn other_lengths_are_refused(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
-            prop_assume!(bytes.len() != RemotePtr::BYTES);
+            prop_assume!(bytes.len() != RemotePtr::ENCODED_LEN);
             prop_assert_eq!(RemotePtr::from_bytes(&bytes), Err(RemotePtrError::WrongLength { len: bytes.len() }));
         }
 
@@ -255,7 +256,7 @@ mod tests {
     #[test]
     fn fields_have_fixed_positions() {
         let ptr = RemotePtr { member: 1, segment: 2, epoch: 3, offset: 4, len: 5 };
-        let mut bytes = [0; RemotePtr::BYTES];
+        let mut bytes = [0; RemotePtr::ENCODED_LEN];
         for (at, byte) in [(0, 1), (4, 2), (8, 3), (16, 4), (24, 5)] {
             bytes[at] = byte;
         }

@@ -401,7 +401,7 @@ impl Side {
 
     pub(crate) fn wait(&self, id: RequestId) -> Result<Completion> {
         match self.cq.wait(id, self.completion_timeout()) {
-            Err(adverb::verbs::Error::Timeout { .. }) if self.may_lose() => Err(MessageLost.into()),
+            Err(adverb::verbs::Error::TimedOut { .. }) if self.may_lose() => Err(MessageLost.into()),
             waited => Ok(waited?),
         }
     }

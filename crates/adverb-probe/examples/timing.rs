@@ -52,7 +52,7 @@ fn run(case: &Case, count: u32) -> Result<(), ProbeError> {
     let last_slept = Arc::clone(&slept);
     let responder = std::thread::spawn(move || respond(&mut queue, delay, &last_slept));
 
-    let options = ProberOptions::new().timeout(Duration::from_secs(20), Duration::from_secs(1));
+    let options = ProberOptions::new().timeout(Duration::from_secs(20)).grace(Duration::from_secs(1));
     let mut prober = options.open(move || Ok(here.clone()))?;
     let peer = prober.connect(addr)?;
     for _ in 0..count {

@@ -21,8 +21,8 @@ use crate::ud_queue::{UdQueue, Waker};
 /// # #[cfg(feature = "soft")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// use adverb_probe::{AsyncProber, Responder};
-/// use adverb_verbs::{SoftDevice, Switch};
+/// use adverb::probe::{AsyncProber, Responder};
+/// use adverb::verbs::{SoftDevice, Switch};
 ///
 /// let switch = Switch::default();
 /// let [here, there] = ["10.0.1.1", "10.0.1.2"]

@@ -37,8 +37,8 @@ pub struct ResponderStamps {
 /// synchronized.
 ///
 /// ```
-/// use adverb_probe::figures::{Figures, ProbeStamps, ResponderStamps};
-/// use adverb_probe::stamp::{Stamp, StampKind};
+/// use adverb::probe::figures::{Figures, ProbeStamps, ResponderStamps};
+/// use adverb::probe::stamp::{Stamp, StampKind};
 /// use std::time::Duration;
 ///
 /// let [process, kernel] = [StampKind::Process, StampKind::Kernel];
@@ -58,7 +58,7 @@ pub struct ResponderStamps {
 /// assert_eq!(figures.network_rtt(), Some(Duration::from_micros(10)));
 /// assert_eq!(figures.prober_delay, Duration::from_micros(6));
 /// assert_eq!(figures.responder_delay, Duration::from_micros(5));
-/// # Ok::<(), adverb_probe::figures::Impossible>(())
+/// # Ok::<(), adverb::probe::figures::Impossible>(())
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]

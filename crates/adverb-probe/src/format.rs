@@ -191,9 +191,9 @@ impl Message {
     /// Returns the reason if the datagram is no valid message.
     ///
     /// ```
-    /// use adverb_probe::format::{Message, PROBE_LEN, ParseError, Probe, Sequence};
-    /// use adverb_probe::ud_queue::Destination;
-    /// use adverb_verbs::{Gid, Qpn};
+    /// use adverb::probe::format::{Message, PROBE_LEN, ParseError, Probe, Sequence};
+    /// use adverb::probe::ud_queue::Destination;
+    /// use adverb::verbs::{Gid, Qpn};
     ///
     /// let gid = Gid::from(std::net::IpAddr::from([192, 0, 2, 1]));
     /// let prober = Destination { gid, qpn: Qpn::truncate(17), qkey: 0 };

@@ -157,7 +157,7 @@ impl<'a> Run<'a> {
             script,
             key,
             now: START,
-            session: Session::new(config, 1),
+            session: Session::with_epoch(1, config),
             epoch: 1,
             answers: AnswerState::new(answers, RandomNumbers { epoch: 5, seed: 9 }),
             datagrams: Vec::new(),

@@ -17,7 +17,7 @@ pub const MAX_DURATION: Duration = Duration::from_secs(60);
 /// A histogram of durations, with a relative error of at most 1 %.
 ///
 /// ```
-/// use adverb_probe::histogram::DurationHistogram;
+/// use adverb::probe::histogram::DurationHistogram;
 /// use std::time::Duration;
 ///
 /// let mut histogram = DurationHistogram::new();
@@ -129,7 +129,7 @@ impl Summary {
 
     /// Records the result of a probe.
     pub fn record(&mut self, result: &ProbeResult) {
-        self.counts.count(result);
+        self.counts.record(result);
         if let Some(figures) = result.figures() {
             match figures.network_rtt() {
                 Some(rtt) => self.network_rtt.record(rtt),
@@ -165,14 +165,23 @@ pub struct SeriesKey {
     pub window: u64,
 }
 
+/// The window and the limit of [`Results`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ResultsConfig {
+    /// The length of a window, at least a nanosecond.
+    pub window: Duration,
+    /// The maximum number of summaries.
+    pub max_series: usize,
+}
+
 /// Summaries per source, destination, path, class and window. Results of several probers can be merged.
 ///
 /// ```
-/// use adverb_probe::histogram::{Results, SeriesKey};
-/// use adverb_probe::session::ProbeResult;
+/// use adverb::probe::histogram::{Results, ResultsConfig, SeriesKey};
+/// use adverb::probe::session::ProbeResult;
 /// use std::time::Duration;
 ///
-/// let mut results = Results::new(Duration::from_secs(10), 1000);
+/// let mut results = Results::new(ResultsConfig { window: Duration::from_secs(10), max_series: 1000 });
 /// let key = SeriesKey {
 ///     source: "10.0.0.1".parse()?,
 ///     destination: "10.0.0.2".parse()?,
@@ -193,12 +202,13 @@ pub struct Results {
 }
 
 impl Results {
-    /// Creates empty results with windows of this length, and with at most `max_series` summaries.
+    /// Creates empty results.
     ///
     /// # Panics
     ///
     /// Panics if the window is shorter than a nanosecond.
-    pub fn new(window: Duration, max_series: usize) -> Results {
+    pub fn new(config: ResultsConfig) -> Results {
+        let ResultsConfig { window, max_series } = config;
         assert!(!window.is_zero(), "an empty window");
         Results { window, max_series, series: BTreeMap::new(), dropped: 0 }
     }
@@ -285,7 +295,7 @@ mod tests {
 
     #[test]
     fn the_number_of_series_is_bounded() {
-        let mut results = Results::new(Duration::from_secs(1), 2);
+        let mut results = Results::new(ResultsConfig { window: Duration::from_secs(1), max_series: 2 });
         let address = IpAddr::from([10, 0, 0, 1]);
         let key =
             |window| SeriesKey { source: address, destination: address, flow_label: 1, dscp: 0, window };

@@ -16,9 +16,10 @@
 //! generalized likelihood ratio, and [`MAX_ERROR`] holds approximately.)
 //!
 //! ```
-//! use adverb_probe::loss::{LossCount, lossy_paths, probes_to_name};
+//! use adverb::probe::loss::{LossCount, PacketCount, lossy_paths, probes_to_name};
 //!
-//! let (clean, lossy) = (LossCount::new(150, 0), LossCount::new(150, 14));
+//! let clean = LossCount::new(PacketCount { sent: 150, lost: 0 });
+//! let lossy = LossCount::new(PacketCount { sent: 150, lost: 14 });
 //! let named = lossy_paths(&[clean, lossy]);
 //! assert_eq!((named.len(), named[0].index), (1, 1));
 //! // The number of probes that name a path which loses 10 %, with a probability of 99 %, if the other path loses nothing.
@@ -46,8 +47,18 @@ pub struct LossCount {
     foreign_deviation: f64,
 }
 
+/// The number of packets of which each lost one is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PacketCount {
+    /// The number of packets that were sent.
+    pub sent: u64,
+    /// The number of those that were lost.
+    pub lost: u64,
+}
+
 /// A path that loses more than the others.
 #[derive(Clone, Copy, PartialEq, Debug)]
+#[non_exhaustive]
 pub struct LossyPath {
     /// The index of the path.
     pub index: usize,
@@ -85,8 +96,9 @@ impl PortResults {
 
 impl LossCount {
     /// Creates the counts of a path of which each lost packet is known.
-    pub fn new(trials: u64, losses: u64) -> LossCount {
-        LossCount { trials: trials as f64, losses: losses as f64, ..LossCount::default() }
+    pub fn new(packets: PacketCount) -> LossCount {
+        let PacketCount { sent, lost } = packets;
+        LossCount { trials: sent as f64, losses: lost as f64, ..LossCount::default() }
     }
 
     /// Returns the counts of the direction to the responder, of the ports that share a path.
@@ -201,8 +213,8 @@ fn log_likelihood(path: &LossCount, other: &LossCount, ratio: f64) -> f64 {
 /// others lose nothing.
 pub fn losses_to_name(path_count: usize) -> u64 {
     let is_named = |losses: u64| {
-        let mut paths = vec![LossCount::new(losses, 0); path_count.max(2)];
-        paths[0] = LossCount::new(losses, losses);
+        let mut paths = vec![LossCount::new(PacketCount { sent: losses, lost: 0 }); path_count.max(2)];
+        paths[0] = LossCount::new(PacketCount { sent: losses, lost: losses });
         !lossy_paths(&paths).is_empty()
     };
     (1..).find(|&losses| is_named(losses)).unwrap_or(u64::MAX)
@@ -355,7 +367,7 @@ mod tests {
     #[test]
     fn without_probes_nothing_is_named() {
         assert_eq!(lossy_paths(&[]), []);
-        let lossy = LossCount::new(1_000_000, 100_000);
+        let lossy = LossCount::new(PacketCount { sent: 1_000_000, lost: 100_000 });
         assert_eq!(lossy_paths(&[lossy]), []);
         assert_eq!(lossy_paths(&[lossy, LossCount::default()]), []);
         assert_eq!(LossCount::default().interval(), (0.0, 1.0));
@@ -363,10 +375,10 @@ mod tests {
 
     #[test]
     fn intervals_contain_the_rate() {
-        let count = LossCount::new(1000, 100);
+        let count = LossCount::new(PacketCount { sent: 1000, lost: 100 });
         let (low, high) = count.interval();
         assert!((low - 0.0782).abs() < 1e-3 && (high - 0.1272).abs() < 1e-3, "{low} {high}");
-        let (low, high) = LossCount::new(1000, 0).interval();
+        let (low, high) = LossCount::new(PacketCount { sent: 1000, lost: 0 }).interval();
         assert!(low == 0.0 && (high - 0.0066).abs() < 1e-4, "{high}");
     }
 }

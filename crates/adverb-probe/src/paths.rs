@@ -17,7 +17,7 @@ pub const MAX_PATHS: usize = 128;
 /// with the probability `confidence`: ⌈ln(1 − p^(1/m)) / ln((m − 1)/m)⌉ for *m* paths and the probability *p*.
 ///
 /// ```
-/// use adverb_probe::paths::ports_to_cover;
+/// use adverb::probe::paths::ports_to_cover;
 ///
 /// assert_eq!(ports_to_cover(1, 0.99), 1);
 /// assert_eq!(ports_to_cover(2, 0.99), 8);
@@ -50,7 +50,7 @@ pub fn source_port_of(flow_label: u32) -> Option<u16> {
 /// 0xC000.
 ///
 /// ```
-/// use adverb_probe::paths::{flow_label_of, source_port_of};
+/// use adverb::probe::paths::{flow_label_of, source_port_of};
 ///
 /// assert_eq!(flow_label_of(0xc123), Some(0x123));
 /// assert_eq!(source_port_of(flow_label_of(0xc000).unwrap()), Some(0xc000));
@@ -76,7 +76,7 @@ pub const MAX_ACK_PORTS: u16 = 128;
 /// [`choose_flow_labels`] returns result in different ones.
 ///
 /// ```
-/// use adverb_probe::paths::{ack_flow_label, source_port_of};
+/// use adverb::probe::paths::{ack_flow_label, source_port_of};
 ///
 /// assert_eq!(source_port_of(ack_flow_label(0x3fff)), Some(0xc07f));
 /// assert_eq!(ack_flow_label(0), 0);

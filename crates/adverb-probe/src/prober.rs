@@ -56,10 +56,15 @@ impl ProberOptions {
         self
     }
 
-    /// Sets the time after which a probe without complete answers has timed out, and the further time for which late
-    /// answers are accepted. The default is 500 ms each.
-    pub fn timeout(mut self, timeout: Duration, grace: Duration) -> ProberOptions {
-        (self.session.timeout, self.session.grace) = (timeout, grace);
+    /// Sets the time after which a probe without complete answers has timed out. The default is 500 ms.
+    pub fn timeout(mut self, timeout: Duration) -> ProberOptions {
+        self.session.timeout = timeout;
+        self
+    }
+
+    /// Sets the time after the timeout for which late answers are accepted. The default is 500 ms.
+    pub fn grace(mut self, grace: Duration) -> ProberOptions {
+        self.session.grace = grace;
         self
     }
 
@@ -328,7 +333,7 @@ impl Prober {
         self.targets.by_epoch.insert(epoch, index);
         self.targets.list.push(Target {
             addr,
-            session: Session::new(self.targets.options.session, epoch),
+            session: Session::with_epoch(epoch, self.targets.options.session),
             service: None,
             lookup: LookupState::Idle { not_before: Instant::now() },
         });
@@ -742,7 +747,7 @@ mod tests {
         let [here, there] = addrs.map(|addr| SoftDevice::on_switch(&switch, addr).open().unwrap());
         let responder = Responder::start(&there).unwrap();
         // A timeout that a loaded machine doesn't reach.
-        let options = ProberOptions::new().timeout(Duration::from_secs(60), Duration::from_secs(1));
+        let options = ProberOptions::new().timeout(Duration::from_secs(60)).grace(Duration::from_secs(1));
         let mut prober = options.open(move || Ok(here.clone())).unwrap();
         let peer = prober.connect(responder.local_addr()).unwrap();
         prober.targets.list[0].session.skip_to(u32::MAX - 2);

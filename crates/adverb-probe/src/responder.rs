@@ -23,8 +23,8 @@ pub const DEFAULT_PORT: u16 = 18_516;
 ///
 /// ```
 /// # #[cfg(feature = "soft")] {
-/// use adverb_probe::{Prober, Responder};
-/// use adverb_verbs::{SoftDevice, Switch};
+/// use adverb::probe::{Prober, Responder};
+/// use adverb::verbs::{SoftDevice, Switch};
 ///
 /// let switch = Switch::default();
 /// let [here, there] = ["10.0.0.1", "10.0.0.2"]

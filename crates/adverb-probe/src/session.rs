@@ -97,6 +97,7 @@ impl ProbeResult {
 
 /// An event of a probe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct ProbeEvent {
     /// The probe.
     pub probe: Probe,
@@ -148,7 +149,7 @@ pub struct ProbeCounts {
 
 impl ProbeCounts {
     /// Counts a result.
-    pub fn count(&mut self, result: &ProbeResult) {
+    pub fn record(&mut self, result: &ProbeResult) {
         *match result {
             ProbeResult::Answered(_) => &mut self.answered,
             ProbeResult::Late(_) => &mut self.late,
@@ -284,12 +285,12 @@ const MIN_ENTRIES: usize = 1024;
 const ENDED_EPOCHS: usize = 8;
 
 impl Session {
-    /// Creates a session without probes. `epoch` is a random number.
+    /// Creates a session without probes, which begins with this epoch, a random number.
     ///
     /// # Panics
     ///
     /// Panics if the configuration allows no outstanding probe.
-    pub fn new(config: SessionConfig, epoch: u32) -> Session {
+    pub fn with_epoch(epoch: u32, config: SessionConfig) -> Session {
         assert!(config.max_outstanding > 0, "a session without outstanding probes");
         Session {
             config,
@@ -637,7 +638,7 @@ impl Session {
             Phase::TimedOut => self.timed_out_count -= 1,
             Phase::Posted | Phase::Sent => self.outstanding_count -= 1,
         }
-        self.counts.count(&result);
+        self.counts.record(&result);
         self.events.push_back(ProbeEvent { probe, kind: ProbeEventKind::Finished(result) });
     }
 

@@ -54,7 +54,7 @@ impl Stamp {
     /// Returns `None` if the stamps are on different clocks.
     ///
     /// ```
-    /// use adverb_probe::stamp::{Stamp, StampKind};
+    /// use adverb::probe::stamp::{Stamp, StampKind};
     ///
     /// let [sent, received] = [700, 1900].map(|nanos| Stamp { nanos, kind: StampKind::Nic });
     /// assert_eq!(received.nanos_since(sent), Some(1200));

@@ -37,7 +37,7 @@ fn on_switch(switch: &Switch) -> Device {
 
 /// Options with a timeout that a loaded machine doesn't reach.
 fn patient() -> ProberOptions {
-    ProberOptions::new().timeout(Duration::from_secs(20), Duration::from_secs(1))
+    ProberOptions::new().timeout(Duration::from_secs(20)).grace(Duration::from_secs(1))
 }
 
 fn prober_on(options: ProberOptions, device: &Device) -> Prober {
@@ -197,8 +197,10 @@ fn a_lossy_network_is_measured() {
     let here = SoftDevice::on_switch(&switch, unique()).faults(fault).open().unwrap();
     let there = on_switch(&switch);
     let responder = responder_on(ResponderOptions::new(), &there);
-    let options =
-        ProberOptions::new().timeout(Duration::from_secs(4), Duration::from_secs(1)).max_outstanding(256);
+    let options = ProberOptions::new()
+        .timeout(Duration::from_secs(4))
+        .grace(Duration::from_secs(1))
+        .max_outstanding(256);
     let mut prober = prober_on(options, &here);
     let peer = loop {
         // The lookup's own packets may be lost, too.
@@ -222,7 +224,7 @@ fn a_responder_with_a_key_answers_only_probers_with_the_key() {
     let mut good = prober_on(patient().key(&key), &here);
     let peer = good.connect(responder.local_addr()).unwrap();
     assert!(!matches!(good.probe(&peer).unwrap(), ProbeResult::Lost));
-    let quick = || ProberOptions::new().timeout(Duration::from_millis(50), Duration::from_millis(50));
+    let quick = || ProberOptions::new().timeout(Duration::from_millis(50)).grace(Duration::from_millis(50));
     for options in [quick(), quick().key(&Key::new([2; 32]).unwrap())] {
         let mut bad = prober_on(options, &here);
         let peer = bad.connect(responder.local_addr()).unwrap();
@@ -276,7 +278,8 @@ fn hostile_datagrams_change_nothing_but_counts_and_are_not_amplified() {
 #[test]
 fn responders_and_probers_that_restart_in_turn_cause_no_false_loss() {
     let [here, there] = [loopback(), loopback()];
-    let options = || ProberOptions::new().timeout(Duration::from_millis(200), Duration::from_millis(200));
+    let options =
+        || ProberOptions::new().timeout(Duration::from_millis(200)).grace(Duration::from_millis(200));
     let open = |address| move || SoftDevice::at_addr(address).open();
     let mut prober = options().open(open(here)).unwrap();
     let mut responder = ResponderOptions::new().port(0).start(open(there)).unwrap();

@@ -30,7 +30,7 @@ fn responder_on(device: &Device) -> Responder {
 
 /// Options with timeouts that a loaded machine doesn't reach.
 fn patient() -> ProberOptions {
-    ProberOptions::new().timeout(TEST_DEADLINE, TEST_DEADLINE).lookup_timeout(TEST_DEADLINE)
+    ProberOptions::new().timeout(TEST_DEADLINE).grace(TEST_DEADLINE).lookup_timeout(TEST_DEADLINE)
 }
 
 /// A prober and a responder on one switch.

@@ -96,7 +96,7 @@ proptest! {
         kind in prop::sample::select(vec![StampKind::Process, StampKind::Kernel]),
     ) {
         let [prober, responder] = offsets;
-        let mut session = Session::new(SessionConfig::default(), 7);
+        let mut session = Session::with_epoch(7, SessionConfig::default());
         let mut answers = AnswerState::new(AnswerConfig::default(), RandomNumbers { epoch: 9, seed: 1 });
         for delays in probes {
             let result = probe(&mut session, &mut answers, Clocks { prober, responder, kind }, delays);

@@ -54,7 +54,8 @@ impl Dcqcn {
     /// Creates the parameters that the paper recommends, for a link of `line_rate` bits per second.
     ///
     /// ```
-    /// use adverb_proto::Dcqcn;
+    /// # mod adverb { pub use adverb_proto as verbs; }
+    /// use adverb::verbs::Dcqcn;
     ///
     /// let dcqcn = Dcqcn::new(100_000_000_000);
     /// assert_eq!(dcqcn.additive_increase, 40_000_000);

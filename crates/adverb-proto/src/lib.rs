@@ -18,6 +18,8 @@
 //! in messages of the connection manager), A17 (RoCEv2) and A19 (memory placement), and have at most three levels. A
 //! file name beside a section number refers to Linux's implementation of the same rule: in `drivers/infiniband/sw/rxe`,
 //! or for `cm.c` and `cma.c` in `drivers/infiniband/core`.
+//!
+//! The examples of the items that the crate `adverb` re-exports use its paths, such as `adverb::verbs::Gid`.
 
 #![forbid(unsafe_code)]
 

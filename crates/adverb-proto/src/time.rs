@@ -7,7 +7,8 @@ use core::time::Duration;
 /// A point in time, in nanoseconds since an origin that the caller chooses. The engine has no clock.
 ///
 /// ```
-/// use adverb_proto::Time;
+/// # mod adverb { pub mod verbs { pub use adverb_proto as recording; } }
+/// use adverb::verbs::recording::Time;
 /// use std::time::Duration;
 ///
 /// let later = Time::ZERO + Duration::from_micros(5);

@@ -21,19 +21,25 @@ impl Trace {
     /// example, has no [`posted`](Request::posted).
     ///
     /// ```
-    /// use adverb_proto::trace::{ClockOrigin, Recorder, RecorderOptions};
-    /// use adverb_proto::{Device, Time};
-    /// use adverb_trace::Trace;
+    /// # mod adverb {
+    /// #     pub use adverb_trace as trace;
+    /// #     pub mod verbs { pub use adverb_proto::trace as recording; }
+    /// # }
+    /// use adverb::trace::Trace;
+    /// use adverb::verbs::recording::Recording;
     ///
-    /// let mut device = Device::new(Recorder::default());
-    /// device.sink_mut().start(&RecorderOptions::default())?;
-    /// device.record_connections(Time::ZERO);
-    /// // … the device works …
-    /// let recording = device.sink_mut().stop("soft0", ClockOrigin::default()).unwrap();
-    /// let trace = Trace::new([recording]);
-    /// assert_eq!(trace.devices()[0].name, "soft0");
-    /// assert!(trace.requests().is_empty());
-    /// # Ok::<(), adverb_proto::trace::InvalidCapacity>(())
+    /// /// Returns the number of retransmitted packets that two devices have recorded.
+    /// fn retransmission_count(recordings: [Recording; 2]) -> usize {
+    ///     let trace = Trace::new(recordings);
+    ///     trace.packets().iter().filter(|packet| packet.is_retransmission).count()
+    /// }
+    /// # use adverb_proto::{Device, trace::{ClockOrigin, Recorder, RecorderOptions}};
+    /// # let recordings = ["soft0", "soft1"].map(|name| {
+    /// #     let mut device = Device::new(Recorder::default());
+    /// #     device.sink_mut().start(&RecorderOptions::default()).unwrap();
+    /// #     device.sink_mut().stop(name, ClockOrigin::default()).unwrap()
+    /// # });
+    /// # assert_eq!(retransmission_count(recordings), 0);
     /// ```
     pub fn new(recordings: impl IntoIterator<Item = Recording>) -> Trace {
         let mut build = Build::default();

@@ -17,7 +17,8 @@ impl Trace {
     /// where payload, addresses or ports are unknown.
     ///
     /// ```
-    /// use adverb_trace::Trace;
+    /// # mod adverb { pub use adverb_trace as trace; }
+    /// use adverb::trace::Trace;
     ///
     /// fn print_packets(trace: &Trace) {
     ///     for (packet, comment) in trace.packets().iter().zip(trace.packet_comments()) {

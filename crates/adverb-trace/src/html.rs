@@ -34,7 +34,8 @@ impl Trace {
     /// clock, the page orders their steps by cause and effect, and shows the times of both.
     ///
     /// ```
-    /// use adverb_trace::Trace;
+    /// # mod adverb { pub use adverb_trace as trace; }
+    /// use adverb::trace::Trace;
     ///
     /// let mut page = Vec::new();
     /// Trace::new([]).write_html(&mut page)?;

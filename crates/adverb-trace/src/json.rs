@@ -30,7 +30,8 @@ impl Trace {
     /// docs/trace-format.md.
     ///
     /// ```
-    /// use adverb_trace::Trace;
+    /// # mod adverb { pub use adverb_trace as trace; }
+    /// use adverb::trace::Trace;
     ///
     /// let mut text = Vec::new();
     /// Trace::default().write_json_lines(&mut text)?;

@@ -1,5 +1,7 @@
 //! Shows how RDMA work requests become packets and completions.
 //!
+//! Programs depend on `adverb`, which re-exports this crate as `adverb::trace` with the feature `trace`.
+//!
 //! A [`Trace`] is built from one or more recordings of devices
 //! ([`Recording`](adverb_proto::trace::Recording)). It contains the steps of each [`Request`]: when it was posted, which
 //! [packets](Packet) it became, why packets were retransmitted, how it completed, and when the application polled the

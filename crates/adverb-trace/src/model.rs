@@ -36,6 +36,7 @@ pub struct PacketId(pub usize);
 
 /// A device that was recorded.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Device {
     /// The name of the device.
     pub name: String,
@@ -51,6 +52,7 @@ pub struct Device {
 
 /// A connection of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Connection {
     /// The time at which the queue pair was connected, or at which the recording began.
     pub time: Time,
@@ -74,6 +76,7 @@ pub struct Connection {
 
 /// A work request.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Request {
     /// The device.
     pub device: DeviceId,
@@ -116,6 +119,7 @@ pub struct Request {
 
 /// A work request as it was posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct WorkRequest {
     /// The application's tag.
     pub tag: u64,
@@ -135,6 +139,7 @@ pub struct WorkRequest {
 
 /// The times of a request's steps, on its device's clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct RequestTimes {
     /// The time of the post.
     pub posted: Option<Time>,
@@ -201,6 +206,7 @@ pub enum CqeState {
 
 /// A retransmission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Retransmission {
     /// The time.
     pub time: Time,
@@ -212,6 +218,7 @@ pub struct Retransmission {
 
 /// A packet at one device. A packet that was recorded at both ends occurs twice.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Packet {
     /// The device.
     pub device: DeviceId,
@@ -256,6 +263,7 @@ pub enum Direction {
 
 /// The role of a packet, with the request that it belongs to.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum PacketRole {
     /// A packet of a send request. The value is `None` if the requester was not recorded.
     Request(Option<RequestId>),
@@ -294,6 +302,7 @@ pub enum PacketRole {
 
 /// An event, with its device and its time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct TimedEvent {
     /// The device.
     pub device: DeviceId,
@@ -347,7 +356,7 @@ impl Trace {
     }
 
     /// Whether the times of two devices are on one clock, so that they can be compared.
-    pub fn share_clock(&self, one: DeviceId, other: DeviceId) -> bool {
+    pub fn is_clock_shared(&self, one: DeviceId, other: DeviceId) -> bool {
         match (self.device(one), self.device(other)) {
             (Some(a), Some(b)) => {
                 one == other || (a.clock.host_id != 0 && a.clock.host_id == b.clock.host_id)
@@ -357,7 +366,7 @@ impl Trace {
     }
 
     /// Returns a device's time in nanoseconds on its host's monotonic clock. Times of devices that
-    /// [share a clock](Trace::share_clock) are comparable in this form.
+    /// [share a clock](Trace::is_clock_shared) are comparable in this form.
     pub fn host_nanos(&self, device: DeviceId, time: Time) -> u64 {
         self.device(device).map_or(0, |device| device.clock.monotonic_nanos).saturating_add(time.as_nanos())
     }

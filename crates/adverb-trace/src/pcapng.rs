@@ -19,7 +19,7 @@ impl Trace {
     /// Each device is an interface. Each packet has a comment that names its request (see
     /// [`packet_comments`](Trace::packet_comments)). The display filter `frame.comment` selects packets with a comment,
     /// and `tshark -T fields -e frame.comment` prints the comments.
-    /// The packets of devices that [share a clock](Trace::share_clock) are in the order of their times; those of other
+    /// The packets of devices that [share a clock](Trace::is_clock_shared) are in the order of their times; those of other
     /// devices follow.
     ///
     /// The headers are those of the recorded packets. The capture differs from the packets on the wire as follows:
@@ -42,7 +42,8 @@ impl Trace {
     /// capture. `tshark --disable-protocol rpcordma` shows them correctly; Wireshark has a menu for enabled protocols.
     ///
     /// ```
-    /// use adverb_trace::Trace;
+    /// # mod adverb { pub use adverb_trace as trace; }
+    /// use adverb::trace::Trace;
     ///
     /// fn save(trace: &Trace) -> std::io::Result<()> {
     ///     trace.write_pcapng(&mut std::fs::File::create("trace.pcapng")?)

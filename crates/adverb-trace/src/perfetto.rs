@@ -25,13 +25,14 @@ impl Trace {
     /// - Each queue pair is a track of its packets and of its other events. The name of a packet shows whether it is a
     ///   retransmission or a NAK, and whether it was dropped.
     /// - An arrow connects each packet that was sent with the same packet received, if both devices
-    ///   [share a clock](Trace::share_clock).
+    ///   [share a clock](Trace::is_clock_shared).
     ///
     /// The format has a single time axis. The time 0 is the first event of each clock. If the trace has several clocks,
     /// the names of the processes contain the devices' clocks; times of different clocks can't be compared.
     ///
     /// ```
-    /// use adverb_trace::Trace;
+    /// # mod adverb { pub use adverb_trace as trace; }
+    /// use adverb::trace::Trace;
     ///
     /// let mut text = Vec::new();
     /// Trace::default().write_perfetto(&mut text)?;
@@ -298,7 +299,7 @@ impl<W: Write> Writer<'_, W> {
                 && peer
                     .peer_packet
                     .is_some_and(|id| self.trace.packet(id).is_some_and(|id| std::ptr::eq(id, packet)))
-                && self.trace.share_clock(packet.device, peer.device)
+                && self.trace.is_clock_shared(packet.device, peer.device)
         })
     }
 

@@ -20,11 +20,12 @@ impl Trace {
     /// the completion queue entry. Packets that belong to no request of an application follow, one line each: those of
     /// the connection manager, for example.
     ///
-    /// Times are in microseconds since the first event. Devices that do not [share a clock](Trace::share_clock) are
+    /// Times are in microseconds since the first event. Devices that do not [share a clock](Trace::is_clock_shared) are
     /// listed with their own times, which are not comparable.
     ///
     /// ```
-    /// use adverb_trace::Trace;
+    /// # mod adverb { pub use adverb_trace as trace; }
+    /// use adverb::trace::Trace;
     ///
     /// let mut listing = Vec::new();
     /// Trace::default().write_text(&mut listing)?;
@@ -42,7 +43,7 @@ impl Trace {
     /// Writes one line for each event: the time in microseconds since the first event, the device and the event. If a
     /// device received a packet of another recorded device's request, the request follows on the line.
     ///
-    /// Devices that [share a clock](Trace::share_clock) are merged in the order of their times; other devices follow
+    /// Devices that [share a clock](Trace::is_clock_shared) are merged in the order of their times; other devices follow
     /// each other.
     ///
     /// # Errors

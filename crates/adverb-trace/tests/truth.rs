@@ -313,7 +313,7 @@ fn check(world: &World, drivers: &[Driver; 2], trace: &Trace) {
                 assert_eq!(*acked_requests, owners(requester, psns));
                 assert_eq!(*nacked_request, owner(requester, psn));
             }
-            PacketRole::Cm { .. } | PacketRole::Cnp => panic!("{packet:?}"),
+            _ => panic!("{packet:?}"),
         }
         if seen.is_received {
             let peer = trace.packet(packet.peer_packet.expect("the other end sent the packet")).unwrap();

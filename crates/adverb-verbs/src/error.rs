@@ -30,7 +30,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// A program distinguishes errors by their variants, and an operating system's errors by [`io_error`](Error::io_error):
 ///
 /// ```
-/// use adverb_verbs::Error;
+/// use adverb::verbs::Error;
 ///
 /// fn exit_code(error: &Error) -> u8 {
 ///     match error {
@@ -204,7 +204,7 @@ pub enum Error {
     },
     /// An operation did not finish within its timeout.
     #[error("timed out after {timeout:?} while {action}")]
-    Timeout {
+    TimedOut {
         /// The timeout.
         timeout: Duration,
         /// The operation: "waiting for a completion".
@@ -264,13 +264,13 @@ impl Error {
         }
     }
 
-    /// Whether a time limit expired: the operation's [timeout](Error::Timeout), or the time within which a peer or a
+    /// Whether a time limit expired: the operation's [timeout](Error::TimedOut), or the time within which a peer or a
     /// service of the network must reply.
     ///
     /// A request whose retransmissions got no answer has [failed](Error::RequestFailed), and is not a timeout in this
     /// sense: its queue pair is in the error state.
     pub fn is_timeout(&self) -> bool {
-        matches!(self, Error::Timeout { .. })
+        matches!(self, Error::TimedOut { .. })
             || self.io_error().is_some_and(|error| error.kind() == io::ErrorKind::TimedOut)
     }
 
@@ -282,7 +282,7 @@ impl Error {
     pub fn is_retryable(&self) -> bool {
         match self {
             Error::QueueFull { .. }
-            | Error::Timeout { .. }
+            | Error::TimedOut { .. }
             | Error::MemlockLimit { .. }
             | Error::DescriptorLimit { .. }
             | Error::Allocation { .. } => true,
@@ -316,7 +316,7 @@ impl From<Error> for io::Error {
                 }
                 _ => io::ErrorKind::Other,
             },
-            Error::Timeout { .. } => io::ErrorKind::TimedOut,
+            Error::TimedOut { .. } => io::ErrorKind::TimedOut,
             Error::QueueFull { .. } => io::ErrorKind::WouldBlock,
             Error::Unsupported { .. } => io::ErrorKind::Unsupported,
             Error::NotInstalled { .. } | Error::NoDevice { .. } => io::ErrorKind::NotFound,

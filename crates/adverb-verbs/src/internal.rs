@@ -42,6 +42,11 @@ pub fn software_in_use() -> Vec<Device> {
     Device::software_in_use()
 }
 
+/// Whether a device has no network, so that its queue pairs can connect only to each other.
+pub fn is_isolated(device: &Device) -> bool {
+    device.is_isolated()
+}
+
 /// Opens a socket that sends packets with any hop limit from a local address and source port, and receives the ICMP
 /// messages about them. On the software NIC it is the NIC's own socket.
 ///

@@ -73,7 +73,8 @@ impl SoftDevice {
     }
 
     /// Creates a builder of a device without a network, with the addresses 127.0.0.1 and ::1. Its queue pairs can
-    /// connect only to each other.
+    /// connect only to each other. If another device of the process has the same address, then
+    /// [`Device::open_by_addr`] and the connection manager use the other device.
     pub fn loopback() -> SoftDevice {
         SoftDevice(SoftOptions::new(SoftLink::None))
     }

@@ -143,6 +143,17 @@ fn a_shared_receive_queue_that_is_not_destroyed_keeps_the_memory_of_its_requests
     assert!(!is_freed.load(Ordering::SeqCst));
 }
 
+/// For example, the device fails to free the window after a failed bind, and then the program revokes the access.
+#[test]
+fn the_access_through_a_window_that_is_not_destroyed_is_never_reported_as_ended() {
+    let domain = Device::open("soft").unwrap().create_protection_domain().unwrap();
+    let window = domain.create_memory_window().unwrap();
+    assert!(!with_destroy_failure("memory window", || window.shared().free()));
+    assert!(!window.shared().free() && !window.shared().free());
+    let other = domain.create_memory_window().unwrap();
+    assert!(other.shared().free() && other.shared().free());
+}
+
 #[test]
 fn a_queue_pair_is_destroyed_before_its_memory_is_freed_even_if_a_window_is_not_destroyed() {
     // No other test uses this device, so its queue pairs can be counted.

@@ -294,12 +294,12 @@ impl IcrcHasher {
     /// Adds the padding, and returns the header length and the trailer of the packet.
     #[inline]
     pub fn finish(self) -> Emitted {
-        let mut trailer = Trailer { bytes: [0; 8], pad_len: self.pad_len };
-        let padding = trailer.bytes.get(..usize::from(self.pad_len)).unwrap_or_default();
+        let padding = [0; 3];
+        let padding = padding.get(..usize::from(self.pad_len)).unwrap_or_default();
         let icrc_value = !append(self.state, padding);
-        let [_, _, _, _, icrc @ ..] = &mut trailer.bytes;
-        *icrc = icrc_value.to_le_bytes();
-        Emitted { header_len: self.header_len, trailer }
+        // One store of all bytes, which the copy into the packet then loads at once.
+        let bytes = (u64::from(icrc_value) << 32).to_le_bytes();
+        Emitted { header_len: self.header_len, trailer: Trailer { bytes, pad_len: self.pad_len } }
     }
 }
 

@@ -108,7 +108,8 @@ impl IpHeader {
     /// checksum is ignored, because some loopback packets, such as those of rxe, have no checksum.
     ///
     /// ```
-    /// use adverb_wire::IpHeader;
+    /// # mod adverb { pub use adverb_wire as verbs; }
+    /// use adverb::verbs::IpHeader;
     ///
     /// let ip = IpHeader::new("10.0.0.1".parse().unwrap(), "10.0.0.2".parse().unwrap()).unwrap();
     /// assert_eq!(IpHeader::from_grh(&ip.to_grh(1024)), Some(ip));

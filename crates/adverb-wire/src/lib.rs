@@ -12,6 +12,8 @@
 //!
 //! Packets, headers and messages implement `Display` as one line of text in the style of tcpdump.
 //!
+//! The examples of the items that the crate `adverb` re-exports use its paths, such as `adverb::verbs::Psn`.
+//!
 //! ```
 //! use adverb_wire::{Flow, Header, Operation, Packet, Psn, Qpn, Ud, MAX_HEADER_LEN};
 //!

@@ -9,7 +9,8 @@ use core::ops::{Add, AddAssign, Sub};
 /// transitive, so `Psn` doesn't implement `Ord`; [`since`](Psn::since) returns the signed distance.
 ///
 /// ```
-/// use adverb_wire::Psn;
+/// # mod adverb { pub use adverb_wire as verbs; }
+/// use adverb::verbs::Psn;
 ///
 /// let last = Psn::MAX;
 /// let next = last + 1;
@@ -60,7 +61,9 @@ impl Psn {
     /// Whether this PSN follows `other`.
     ///
     /// ```
-    /// # use adverb_wire::Psn;
+    /// # mod adverb { pub use adverb_wire as verbs; }
+    /// use adverb::verbs::Psn;
+    ///
     /// assert!(Psn::ZERO.is_after(Psn::MAX));
     /// ```
     pub const fn is_after(self, other: Psn) -> bool {
@@ -70,7 +73,9 @@ impl Psn {
     /// Whether this PSN is one of the `count` PSNs that start with `first`.
     ///
     /// ```
-    /// # use adverb_wire::Psn;
+    /// # mod adverb { pub use adverb_wire as verbs; }
+    /// use adverb::verbs::Psn;
+    ///
     /// assert!(Psn::ZERO.is_within(Psn::MAX, 2));
     /// assert!(!Psn::MAX.is_within(Psn::ZERO, 2));
     /// ```

@@ -5,7 +5,8 @@ use core::fmt;
 /// A queue pair number (QPN): 24 bits.
 ///
 /// ```
-/// use adverb_wire::Qpn;
+/// # mod adverb { pub use adverb_wire as verbs; }
+/// use adverb::verbs::Qpn;
 ///
 /// let qpn = Qpn::new(0x12).expect("24 bits");
 /// assert_eq!(qpn.to_string(), "0x000012");

@@ -239,8 +239,8 @@ impl Side {
                 return Ok(None);
             }
             match self.completions.wait(self.receiving, Duration::from_millis(100)) {
-                Err(adverb::verbs::Error::Timeout { .. }) if Instant::now() < deadline => {}
-                Err(adverb::verbs::Error::Timeout { .. }) => {
+                Err(adverb::verbs::Error::TimedOut { .. }) if Instant::now() < deadline => {}
+                Err(adverb::verbs::Error::TimedOut { .. }) => {
                     return Err(format!("no message from the peer within {TIMEOUT:?}").into());
                 }
                 Err(error) => return Err(error.into()),

@@ -62,16 +62,6 @@ mod report;
 pub use adverb_cluster as cluster;
 #[doc(inline)]
 pub use adverb_net as net;
-#[doc(no_inline)]
-pub use adverb_net::blocking;
-#[doc(no_inline)]
-pub use adverb_net::{
-    AcceptError, BindError, ConnectError, ConnectionError, ExposeError, RecvError, RemoteError,
-    RemoteErrorKind, SendError, SendErrorKind,
-};
-#[cfg(feature = "tokio")]
-#[doc(no_inline)]
-pub use adverb_net::{Connection, Listener, connect};
 #[cfg(feature = "probe")]
 #[doc(inline)]
 pub use adverb_probe as probe;
@@ -84,6 +74,16 @@ pub use adverb_verbs::Key;
 #[doc(inline)]
 pub use adverb_verbs::memory;
 pub use error::{Error, Result};
+#[doc(no_inline)]
+pub use net::blocking;
+#[doc(no_inline)]
+pub use net::{
+    AcceptError, BindError, ConnectError, ConnectionError, ExposeError, RecvError, RemoteError,
+    RemoteErrorKind, SendError, SendErrorKind,
+};
+#[cfg(feature = "tokio")]
+#[doc(no_inline)]
+pub use net::{Connection, Listener, connect};
 pub use report::Report;
 
 /// Compiles and runs the README's examples as doctests.

@@ -116,7 +116,7 @@ fn a_scope_that_times_out_makes_the_queue_pair_unusable() {
         let start = Instant::now();
         let timeout = Duration::from_millis(200);
         let result = left.queue_pair.scope(timeout, |scope| scope.recv(&mut unfilled).map(|_| ()));
-        assert!(matches!(result, Err(Error::Timeout { .. })), "{result:?}");
+        assert!(matches!(result, Err(Error::TimedOut { .. })), "{result:?}");
         assert!(start.elapsed() >= timeout && start.elapsed() < TIMEOUT);
         // The memory is accessible again, and the queue pair is unusable.
         unfilled.fill(4);

@@ -82,7 +82,7 @@ impl Description {
     pub fn parse(bytes: &[u8]) -> Option<Description> {
         let (buckets, rest) = bytes.split_first_chunk()?;
         let buckets = u32::from_le_bytes(*buckets);
-        let (shards, []) = rest.as_chunks::<{ RemotePtr::BYTES }>() else { return None };
+        let (shards, []) = rest.as_chunks::<{ RemotePtr::ENCODED_LEN }>() else { return None };
         let shards: Vec<RemotePtr> =
             shards.iter().map(|shard| RemotePtr::from_bytes(shard)).collect::<Result<_, _>>().ok()?;
         let is_valid = |shard: &RemotePtr| shard.len == u64::from(buckets) * crate::index::BUCKET_LEN as u64;

@@ -194,7 +194,7 @@ fn probe(
     len: usize,
 ) -> Result<Answers, ProbeError> {
     let mut options =
-        ProberOptions::new().timeout(TIMEOUT / 4, TIMEOUT / 4).lookup_timeout(TIMEOUT).probe_len(len);
+        ProberOptions::new().timeout(TIMEOUT / 4).grace(TIMEOUT / 4).lookup_timeout(TIMEOUT).probe_len(len);
     if let Some(local) = local {
         options = options.local_addr(local);
     }

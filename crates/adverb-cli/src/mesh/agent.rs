@@ -76,7 +76,8 @@ impl Agent {
             .with_context(|| format!("could not answer probes at {address}"))?;
         let prober = ProberOptions::new()
             .local_addr(address)
-            .timeout(TIMEOUT, TIMEOUT)
+            .timeout(TIMEOUT)
+            .grace(TIMEOUT)
             .recv_slots(recv_slots(rate))
             .open(opener())
             .with_context(|| format!("could not send probes from {address}"))?;
@@ -235,7 +236,7 @@ impl Probing {
             ProbeResult::Ended | ProbeResult::NotSent if timed_out.is_none() => return,
             ProbeResult::Ended | ProbeResult::NotSent => {}
             ProbeResult::ReturnLost => {
-                let cell = Cell { lost_back: 1, ..Cell::default() };
+                let cell = Cell { return_lost: 1, ..Cell::default() };
                 return self.report(Report::Cell(timed_out.unwrap_or(window), route, cell));
             }
             // The loss was counted when the probe timed out.

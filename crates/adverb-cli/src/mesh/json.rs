@@ -50,7 +50,7 @@ pub(super) fn summary(results: &Results, elapsed: Duration) -> Value {
                 "class": route.class,
                 "probes": cell.probes,
                 "losses": cell.losses(),
-                "lost_back": cell.lost_back,
+                "return_lost": cell.return_lost,
                 "late": cell.late,
                 "rtt_p50_ns": percentile(50.0),
                 "rtt_p99_ns": percentile(99.0),

@@ -105,9 +105,14 @@ impl Results {
 pub(super) mod samples {
     use super::*;
 
+    /// Returns a member that a process serves.
+    fn member(host: u8, process: u64) -> Member {
+        Member { address: [10, 0, 0, host].into(), process, rail: None }
+    }
+
     /// Returns the results of members after ten windows. The third member loses one probe of ten.
     pub(in super::super) fn lossy(count: u8) -> Results {
-        let members: Vec<Member> = (1..=count).map(|host| Member::new([10, 0, 0, host].into(), 0)).collect();
+        let members: Vec<Member> = (1..=count).map(|host| member(host, 0)).collect();
         let mut results = Results::new(&members, &[0]);
         let addresses = results.members();
         for window in 0..10 {
@@ -128,8 +133,7 @@ pub(super) mod samples {
     /// Returns the results of members after ten windows: `local` ones of this process, and a host without a responder.
     pub(in super::super) fn without_responder(local: u8) -> Results {
         let process = |host| u64::from(host > local);
-        let members: Vec<Member> =
-            (1..=local + 1).map(|host| Member::new([10, 0, 0, host].into(), process(host))).collect();
+        let members: Vec<Member> = (1..=local + 1).map(|host| member(host, process(host))).collect();
         let mut results = Results::new(&members, &[0]);
         let addresses = results.members();
         for window in 0..10 {

@@ -129,7 +129,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let device = open_device(args.device.as_deref(), args.address, host)?;
     let key = args.key_file.as_deref().map(read_key).transpose()?;
     let mut options = ProberOptions::new()
-        .timeout(args.timeout, args.timeout)
+        .timeout(args.timeout)
+        .grace(args.timeout)
         .lookup_timeout(args.timeout.max(DEFAULT_LOOKUP_TIMEOUT))
         .probe_len(args.size.into())
         .process_stamps(args.process_stamps)

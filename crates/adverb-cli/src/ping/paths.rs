@@ -251,6 +251,7 @@ impl Paths {
 
 #[cfg(test)]
 mod tests {
+    use adverb::probe::loss::PacketCount;
     use adverb::probe::session::ProbeResult;
 
     use super::*;
@@ -311,6 +312,6 @@ mod tests {
         summaries[2].record(&ProbeResult::Lost);
         summaries[3].record(&ProbeResult::Unstamped);
         let counts = paths.counts(Direction::Forward, &summaries);
-        assert_eq!(counts, [LossCount::default(), LossCount::new(2, 1)]);
+        assert_eq!(counts, [LossCount::default(), LossCount::new(PacketCount { sent: 2, lost: 1 })]);
     }
 }

@@ -48,6 +48,7 @@ struct Timer {
 
 /// The memory of a broker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct MemoryUse {
     /// The bytes of the broker's own state.
     pub state_bytes: usize,

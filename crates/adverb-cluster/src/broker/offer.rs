@@ -19,12 +19,12 @@ pub struct Offer {
 
 impl Offer {
     /// The length of the byte representation.
-    pub const LEN: usize = 44;
+    pub const ENCODED_LEN: usize = 44;
 
     /// Returns the byte representation.
-    pub fn to_bytes(&self) -> [u8; Offer::LEN] {
+    pub fn to_bytes(&self) -> [u8; Offer::ENCODED_LEN] {
         let Endpoint { gid, lid, qpn, psn, mtu, .. } = self.endpoint;
-        let mut bytes = [0; Offer::LEN];
+        let mut bytes = [0; Offer::ENCODED_LEN];
         let fields: [&[u8]; 8] = [
             &gid.bytes(),
             &lid.to_be_bytes(),
@@ -49,7 +49,7 @@ impl Offer {
     /// # Errors
     ///
     /// Returns [`BrokerError::InvalidOffer`] if a field is out of range.
-    pub fn from_bytes(bytes: &[u8; Offer::LEN]) -> Result<Offer, BrokerError> {
+    pub fn from_bytes(bytes: &[u8; Offer::ENCODED_LEN]) -> Result<Offer, BrokerError> {
         let mut rest = &bytes[..];
         let gid = Gid::new(take(&mut rest));
         let lid = u16::from_be_bytes(take(&mut rest));
@@ -107,6 +107,6 @@ mod tests {
         let mut bytes = offer().to_bytes();
         bytes[0] = 0xff; // a multicast GID
         assert!(Offer::from_bytes(&bytes).is_err());
-        assert!(Offer::from_bytes(&[0; Offer::LEN]).is_err());
+        assert!(Offer::from_bytes(&[0; Offer::ENCODED_LEN]).is_err());
     }
 }

@@ -38,8 +38,8 @@ const MAGIC: [u8; 8] = *b"advclu\0\x02";
 
 pub(super) const NONCE_LEN: usize = 32;
 pub(super) const WELCOME_LEN: usize = 1 + NONCE_LEN + TAG_LEN;
-const OFFER_LEN: usize = Offer::LEN + TAG_LEN;
-const ANSWER_LEN: usize = 1 + 8 + Offer::LEN + TAG_LEN;
+const OFFER_LEN: usize = Offer::ENCODED_LEN + TAG_LEN;
+const ANSWER_LEN: usize = 1 + 8 + Offer::ENCODED_LEN + TAG_LEN;
 const READY_LEN: usize = 1 + TAG_LEN;
 
 /// The reason why an exchange failed.
@@ -311,7 +311,7 @@ impl Exchange {
         check_code(message.first(), 0)?;
         self.verify(message)?;
         if purpose == Purpose::Invitation {
-            self.write(&[0; Offer::LEN]);
+            self.write(&[0; Offer::ENCODED_LEN]);
             return Ok(Step::Finish);
         }
         self.state = ExchangeState::Preparing { offer: None };
@@ -398,13 +398,13 @@ impl Exchange {
             _ => false,
         };
         if !is_dialing {
-            self.write_answer(code, newest, &[0; Offer::LEN]);
+            self.write_answer(code, newest, &[0; Offer::ENCODED_LEN]);
         }
         error
     }
 
-    fn write_answer(&mut self, code: u8, newest: u64, offer: &[u8; Offer::LEN]) {
-        let mut answer = [0; 9 + Offer::LEN];
+    fn write_answer(&mut self, code: u8, newest: u64, offer: &[u8; Offer::ENCODED_LEN]) {
+        let mut answer = [0; 9 + Offer::ENCODED_LEN];
         answer[0] = code;
         answer[1..9].copy_from_slice(&newest.to_be_bytes());
         answer[9..].copy_from_slice(offer);

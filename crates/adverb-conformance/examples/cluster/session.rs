@@ -50,12 +50,12 @@ pub(crate) struct Pointers {
 
 impl Pointers {
     /// The length of the byte representation.
-    pub(crate) const LEN: usize = 4 * RemotePtr::BYTES;
+    pub(crate) const LEN: usize = 4 * RemotePtr::ENCODED_LEN;
 
     pub(crate) fn to_bytes(self) -> [u8; Pointers::LEN] {
         let mut bytes = [0; Pointers::LEN];
         let pointers = [self.known, self.places, self.words, self.shared];
-        for (place, pointer) in bytes.chunks_exact_mut(RemotePtr::BYTES).zip(pointers) {
+        for (place, pointer) in bytes.chunks_exact_mut(RemotePtr::ENCODED_LEN).zip(pointers) {
             place.copy_from_slice(&pointer.to_bytes());
         }
         bytes
@@ -64,7 +64,9 @@ impl Pointers {
     pub(crate) fn from_bytes(bytes: &[u8]) -> Result<Pointers> {
         ensure!(bytes.len() == Pointers::LEN, "pointers of {} bytes", bytes.len());
         let pointer = |index: usize| {
-            RemotePtr::from_bytes(&bytes[index * RemotePtr::BYTES..(index + 1) * RemotePtr::BYTES])
+            RemotePtr::from_bytes(
+                &bytes[index * RemotePtr::ENCODED_LEN..(index + 1) * RemotePtr::ENCODED_LEN],
+            )
         };
         Ok(Pointers { known: pointer(0)?, places: pointer(1)?, words: pointer(2)?, shared: pointer(3)? })
     }

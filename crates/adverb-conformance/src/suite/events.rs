@@ -221,7 +221,7 @@ fn unread_events_do_not_block_new_ones(fixture: &Fixture) -> Result<()> {
     // Events may remain in the channel. They wake a waiter once, which finds no completion and waits again.
     let receiving = pair.right.post_receive(8)?;
     let waited = pair.right.cq.wait(receiving, QUIET_PERIOD);
-    ensure!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
+    ensure!(matches!(waited, Err(Error::TimedOut { .. })), "{waited:?}");
     // The queue can be destroyed with unread events.
     Ok(())
 }

@@ -40,7 +40,7 @@ fn waiting_on_an_idle_queue_times_out(fixture: &Fixture) -> Result<()> {
             let start = Instant::now();
             let waited = pair.left.cq.wait(receiving, QUIET_PERIOD);
             let took = start.elapsed();
-            ensure!(matches!(waited, Err(adverb::verbs::Error::Timeout { .. })), "{waited:?}");
+            ensure!(matches!(waited, Err(adverb::verbs::Error::TimedOut { .. })), "{waited:?}");
             ensure!(took >= QUIET_PERIOD, "the wait took only {took:?}");
             Ok(took)
         })?;
@@ -90,7 +90,7 @@ fn waiting_twice_for_a_request_finds_it_once(fixture: &Fixture) -> Result<()> {
     let id = pair.left.post(SendRequest::write(pair.left.buffer(8)?, region.remote().at(0)))?;
     pair.left.wait(id)?.result()?;
     let again = pair.left.cq.wait(id, QUIET_PERIOD);
-    ensure!(matches!(again, Err(adverb::verbs::Error::Timeout { .. })), "{again:?}");
+    ensure!(matches!(again, Err(adverb::verbs::Error::TimedOut { .. })), "{again:?}");
     Ok(())
 }
 

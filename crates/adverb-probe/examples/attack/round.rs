@@ -155,7 +155,7 @@ impl Round {
         let key = (seed & 1 == 1).then(|| Key::new([0x6b; 32])).transpose().map_err(|error| text(&error))?;
         let is_limited = seed & 2 == 2;
         let mut options = ResponderOptions::new().port(0);
-        let mut prober = ProberOptions::new().timeout(DEADLINE, DEADLINE).lookup_timeout(DEADLINE);
+        let mut prober = ProberOptions::new().timeout(DEADLINE).grace(DEADLINE).lookup_timeout(DEADLINE);
         if let Some(key) = &key {
             (options, prober) = (options.key(key), prober.key(key));
         }

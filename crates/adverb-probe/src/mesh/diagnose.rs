@@ -53,10 +53,12 @@ const MAX_MISNAMING_PROBABILITY: f64 = 0.001;
 /// ```
 /// use std::net::IpAddr;
 ///
-/// use adverb_probe::mesh::{Cell, Matrix, Member, CellKey, Suspect, diagnose};
+/// use adverb::probe::mesh::{Cell, Matrix, Member, CellKey, Suspect, diagnose};
 ///
 /// let nics: Vec<IpAddr> = (1..=5).map(|host| [10, 0, 0, host].into()).collect();
-/// let mut matrix = Matrix::new(nics.iter().map(|&nic| Member::new(nic, 0)));
+/// // A process for each NIC.
+/// let members = nics.iter().zip(0..).map(|(&address, process)| Member { address, process, rail: None });
+/// let mut matrix = Matrix::new(members);
 /// for window in 0..10 {
 ///     for &source in &nics {
 ///         for &destination in nics.iter().filter(|&&nic| nic != source) {

@@ -103,6 +103,7 @@ pub enum Evidence {
 
 /// A fault, with its evidence.
 #[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
 pub struct Fault {
     /// The part that is at fault.
     pub suspect: Suspect,
@@ -217,6 +218,7 @@ impl fmt::Display for Gap {
 
 /// The result of [`diagnose`](super::diagnose).
 #[derive(Clone, PartialEq, Debug, Default)]
+#[non_exhaustive]
 pub struct Diagnosis {
     /// The faults that were found.
     pub faults: Vec<Fault>,

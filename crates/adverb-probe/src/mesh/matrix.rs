@@ -42,13 +42,6 @@ pub struct Member {
     pub rail: Option<String>,
 }
 
-impl Member {
-    /// Returns a member without a rail.
-    pub fn new(address: IpAddr, process: u64) -> Member {
-        Member { address, process, rail: None }
-    }
-}
-
 /// A source, a destination and a traffic class.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct CellKey {
@@ -95,7 +88,7 @@ pub struct Cell {
     /// The number of the [`lost`](Cell::lost) probes that were answered after their timeout.
     pub late: u64,
     /// The number of the [`lost`](Cell::lost) probes of which only one acknowledgement arrived.
-    pub lost_back: u64,
+    pub return_lost: u64,
     /// Round-trip times of the network, from timestamps of NICs and kernels only.
     pub network: Delays,
     /// Round-trip times with at least one timestamp of a process. They include delays of both hosts.
@@ -112,7 +105,7 @@ impl Cell {
         self.probes += other.probes;
         self.lost += other.lost;
         self.late += other.late;
-        self.lost_back += other.lost_back;
+        self.return_lost += other.return_lost;
         self.network.merge(&other.network);
         self.process_stamped.merge(&other.process_stamped);
         self.responder.merge(&other.responder);
@@ -126,7 +119,7 @@ impl Cell {
 
     /// Returns the number of probes that were never answered, not even by one acknowledgement.
     pub fn unanswered(&self) -> u64 {
-        self.losses().saturating_sub(self.lost_back)
+        self.losses().saturating_sub(self.return_lost)
     }
 }
 
@@ -159,10 +152,11 @@ impl OwnStalls {
 /// ```
 /// use std::net::IpAddr;
 ///
-/// use adverb_probe::mesh::{Cell, Matrix, Member, CellKey};
+/// use adverb::probe::mesh::{Cell, Matrix, Member, CellKey};
 ///
 /// let addresses: Vec<IpAddr> = (1..=4).map(|host| [10, 0, 0, host].into()).collect();
-/// let mut matrix = Matrix::new(addresses.iter().map(|&address| Member::new(address, 0)));
+/// let members = addresses.iter().zip(0..).map(|(&address, process)| Member { address, process, rail: None });
+/// let mut matrix = Matrix::new(members);
 /// let route = CellKey { source: addresses[0], destination: addresses[1], class: 0 };
 /// matrix.record(0, route, &Cell { probes: 10, lost: 1, ..Cell::default() });
 /// assert_eq!(matrix.total(route).losses(), 1);

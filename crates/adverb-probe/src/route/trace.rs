@@ -88,8 +88,8 @@ pub fn source_ports(random: u64) -> impl Iterator<Item = u16> {
 /// datagrams to the target whose flow label maps to the source port, so they take the same path.
 ///
 /// ```no_run
-/// use adverb_probe::route::{NoResponder, RouteTarget, RouteTrace, TraceOptions};
-/// use adverb_verbs::Device;
+/// use adverb::probe::route::{NoResponder, RouteTarget, RouteTrace, TraceOptions};
+/// use adverb::verbs::Device;
 ///
 /// let mut options = TraceOptions::new();
 /// options.max_paths = 8;

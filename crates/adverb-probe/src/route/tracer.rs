@@ -53,7 +53,7 @@ pub struct TraceProgress {
 ///
 /// ```
 /// use std::time::Instant;
-/// use adverb_probe::route::{IcmpMessage, TraceOptions, Tracer};
+/// use adverb::probe::route::{IcmpMessage, TraceOptions, Tracer};
 ///
 /// // In this network, the destination is behind one router.
 /// let (router, destination) = ("10.0.0.1".parse()?, "10.0.1.2".parse()?);

@@ -26,7 +26,7 @@ impl TestSession {
             grace: Duration::from_millis(50),
             max_outstanding: 8,
         };
-        TestSession { session: Session::new(config, 1), now: 5_000 * MILLI }
+        TestSession { session: Session::with_epoch(1, config), now: 5_000 * MILLI }
     }
 
     /// Begins a probe that the device sends after 1 µs.

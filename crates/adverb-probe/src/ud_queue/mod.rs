@@ -10,8 +10,8 @@
 //! ```
 //! # #[cfg(feature = "soft")] {
 //! use std::time::Duration;
-//! use adverb_probe::ud_queue::{Event, UdQueue};
-//! use adverb_verbs::{Device, Traffic};
+//! use adverb::probe::ud_queue::{Event, UdQueue};
+//! use adverb::verbs::{Device, Traffic};
 //!
 //! // A service that returns each datagram, in its own thread.
 //! let mut service = UdQueue::builder(|| Device::open("soft:127.83.0.1")).open()?;
@@ -45,7 +45,7 @@
 //! stop.stop();
 //! thread.join().unwrap();
 //! # }
-//! # Ok::<(), adverb_probe::ProbeError>(())
+//! # Ok::<(), adverb::probe::ProbeError>(())
 //! ```
 
 mod addresses;

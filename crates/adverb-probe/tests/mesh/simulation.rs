@@ -217,7 +217,7 @@ impl Simulation {
             cell.responder = delay(answered - received);
             cell.prober = delay(processed - acknowledged);
         } else {
-            (cell.lost, cell.lost_back) = (1, 1);
+            (cell.lost, cell.return_lost) = (1, 1);
         }
         if processed > timeout {
             add(timeout, lost);

@@ -90,7 +90,8 @@ pub struct ErrnoCase {
 /// its meaning there has no hint. [`Explanation::hint`] is the hint for other calls.
 ///
 /// ```
-/// use adverb_proto::explain::{Call, errno_hint};
+/// # mod adverb { pub use adverb_proto as verbs; }
+/// use adverb::verbs::explain::{Call, errno_hint};
 ///
 /// let (enomem, eaddrinuse) = (12, 98);
 /// assert!(errno_hint(enomem, Call::RegisterMemory).unwrap().contains("ulimit -l"));

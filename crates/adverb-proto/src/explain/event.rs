@@ -7,8 +7,8 @@ use crate::types::DeviceEvent;
 /// Returns the explanation of a device's event, or `None` for an unknown [`DeviceEvent::Other`].
 ///
 /// ```
-/// use adverb_proto::explain;
-/// use adverb_proto::types::DeviceEvent;
+/// # mod adverb { pub mod verbs { pub use adverb_proto::{explain, types::*}; } }
+/// use adverb::verbs::{DeviceEvent, explain};
 ///
 /// assert_eq!(explain::device_event(DeviceEvent::PortError(1)).unwrap().name, "IBV_EVENT_PORT_ERR");
 /// ```

@@ -5,8 +5,9 @@
 //! explanations.
 //!
 //! ```
-//! use adverb_proto::explain::{self, Kind};
-//! use adverb_proto::types::Status;
+//! # mod adverb { pub mod verbs { pub use adverb_proto::{explain, types::*}; } }
+//! use adverb::verbs::Status;
+//! use adverb::verbs::explain::{self, Kind};
 //!
 //! let found = explain::find("IBV_WC_RETRY_EXC_ERR");
 //! assert_eq!(found[0].explanation.hint, Status::RetryExceeded.hint());
@@ -95,7 +96,8 @@ impl Explanation {
     /// Returns the values of the code as text, in the notation that is usual for the kind: `12`, `0x62`, `0x20-0x3f`.
     ///
     /// ```
-    /// use adverb_proto::explain;
+    /// # mod adverb { pub use adverb_proto as verbs; }
+    /// use adverb::verbs::explain;
     ///
     /// assert_eq!(explain::find("RNR NAK")[0].explanation.code_text(), "0x20-0x3f");
     /// ```
@@ -242,7 +244,10 @@ pub fn opcode(opcode: Opcode) -> Option<&'static Explanation> {
 /// Returns the explanation of an error number of Linux.
 ///
 /// ```
-/// assert_eq!(adverb_proto::explain::errno(12).unwrap().name, "ENOMEM");
+/// # mod adverb { pub use adverb_proto as verbs; }
+/// use adverb::verbs::explain;
+///
+/// assert_eq!(explain::errno(12).unwrap().name, "ENOMEM");
 /// ```
 pub fn errno(number: i32) -> Option<&'static Explanation> {
     Kind::Errno.explanation(u32::try_from(number).ok()?)

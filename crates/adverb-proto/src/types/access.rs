@@ -6,7 +6,8 @@ bitflags::bitflags! {
     /// The values are those of `ibv_access_flags`.
     ///
     /// ```
-    /// use adverb_proto::types::Access;
+    /// # mod adverb { pub use adverb_proto::types as verbs; }
+    /// use adverb::verbs::Access;
     ///
     /// let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
     /// assert!(access.is_remote());

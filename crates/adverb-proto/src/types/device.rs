@@ -117,18 +117,24 @@ pub struct TimestampClock {
 }
 
 impl TimestampClock {
-    /// Creates the description of a clock.
-    pub const fn new(mask: u64, frequency_khz: u64) -> TimestampClock {
-        TimestampClock { mask, frequency_khz }
+    /// Creates the description of a clock of an unknown frequency, with the mask of a timestamp's valid bits.
+    pub const fn new(mask: u64) -> TimestampClock {
+        TimestampClock { mask, frequency_khz: 0 }
+    }
+
+    /// Returns the description with a frequency in kHz.
+    pub const fn with_frequency_khz(self, frequency_khz: u64) -> TimestampClock {
+        TimestampClock { frequency_khz, ..self }
     }
 
     /// Returns the number of ticks from one timestamp to a later one, which is less than one wrap of the clock later.
     ///
     /// ```
-    /// use adverb_proto::types::TimestampClock;
+    /// # mod adverb { pub use adverb_proto::types as verbs; }
+    /// use adverb::verbs::TimestampClock;
     ///
     /// // 48 bits, 1 GHz.
-    /// let clock = TimestampClock::new((1 << 48) - 1, 1_000_000);
+    /// let clock = TimestampClock::new((1 << 48) - 1).with_frequency_khz(1_000_000);
     /// assert_eq!(clock.ticks_between(0xffff_ffff_fff0, 0x10), 0x20);
     /// ```
     pub const fn ticks_between(&self, earlier: u64, later: u64) -> u64 {
@@ -214,7 +220,7 @@ mod tests {
     fn ticks_are_counted_across_a_wrap() {
         for bits in [32, 48, 63, 64] {
             let mask = u64::MAX >> (64 - bits);
-            let clock = TimestampClock::new(mask, 1_000_000);
+            let clock = TimestampClock::new(mask).with_frequency_khz(1_000_000);
             assert_eq!(clock.ticks_between(0, 0), 0);
             assert_eq!(clock.ticks_between(0, mask), mask);
             assert_eq!(clock.ticks_between(mask, 0), 1);
@@ -226,13 +232,13 @@ mod tests {
 
     #[test]
     fn ticks_are_converted_by_the_frequency() {
-        let clock = |frequency_khz| TimestampClock::new(u64::MAX, frequency_khz);
+        let clock = |frequency_khz| TimestampClock::new(u64::MAX).with_frequency_khz(frequency_khz);
         assert_eq!(clock(156_250).duration_of(156_250_000), Some(Duration::from_secs(1)));
         assert_eq!(clock(78_125).duration_of(1), Some(Duration::from_nanos(12)));
         assert_eq!(clock(1_000_000).duration_of(1), Some(Duration::from_nanos(1)));
         assert_eq!(clock(1).duration_of(u64::MAX), Some(Duration::from_millis(u64::MAX)));
         assert_eq!(clock(0).duration_of(1), None);
-        let connect_x = TimestampClock::new((1 << 48) - 1, 156_250);
+        let connect_x = TimestampClock::new((1 << 48) - 1).with_frequency_khz(156_250);
         assert_eq!(connect_x.period().map(|period| period.as_secs() / 86_400), Some(20), "in days");
     }
 }

@@ -28,7 +28,8 @@ impl Endpoint {
     /// 4096 bytes, so a connection uses the MTU of the local port.
     ///
     /// ```
-    /// use adverb_proto::types::{Endpoint, Gid, Psn, Qpn};
+    /// # mod adverb { pub use adverb_proto::types as verbs; }
+    /// use adverb::verbs::{Endpoint, Gid, Psn, Qpn};
     ///
     /// let address: std::net::IpAddr = "192.0.2.7".parse()?;
     /// let peer = Endpoint::new(Gid::from(address), Qpn::truncate(0x11), Psn::wrapping(0x1234));

@@ -9,7 +9,8 @@ use core::net::{IpAddr, Ipv6Addr};
 /// also carry the UDP port of a software device: see [`udp_addr`](Gid::udp_addr).
 ///
 /// ```
-/// use adverb_proto::types::Gid;
+/// # mod adverb { pub use adverb_proto::types as verbs; }
+/// use adverb::verbs::Gid;
 ///
 /// let gid = Gid::from("192.0.2.7".parse::<std::net::IpAddr>().unwrap());
 /// assert_eq!(gid.to_string(), "::ffff:192.0.2.7");

@@ -36,7 +36,8 @@ impl Gid {
     /// carries, or port 4791 of the GID's own address.
     ///
     /// ```
-    /// use adverb_proto::types::Gid;
+    /// # mod adverb { pub use adverb_proto::types as verbs; }
+    /// use adverb::verbs::Gid;
     ///
     /// let default_gid = Gid::from("192.0.2.7".parse::<std::net::IpAddr>().unwrap());
     /// assert_eq!(default_gid.udp_addr().to_string(), "192.0.2.7:4791");

@@ -31,7 +31,8 @@ pub struct RemoteAddress {
 /// Programs exchange this value out of band. With the feature `serde` it can be serialized.
 ///
 /// ```
-/// use adverb_proto::types::RemoteMemory;
+/// # mod adverb { pub use adverb_proto::types as memory; }
+/// use adverb::memory::RemoteMemory;
 ///
 /// let table = RemoteMemory { addr: 0x7f00_0000_0000, rkey: 0x1234, len: 1 << 20 };
 /// assert_eq!(table.at(4096).addr, 0x7f00_0000_1000);

@@ -27,7 +27,8 @@ impl fmt::Display for Transport {
 /// The state of a queue pair (vol. 1, 10.3.1).
 ///
 /// ```
-/// use adverb_proto::types::QpState;
+/// # mod adverb { pub use adverb_proto::types as verbs; }
+/// use adverb::verbs::QpState;
 ///
 /// assert!(QpState::ReadyToSend.may_post_send());
 /// assert!(!QpState::Init.may_post_send());

@@ -10,7 +10,8 @@ macro_rules! statuses {
         /// The status of a completed request (vol. 1, 11.6.2). The codes are those of `ibv_wc_status`.
         ///
         /// ```
-        /// use adverb_proto::types::Status;
+        /// # mod adverb { pub use adverb_proto::types as verbs; }
+        /// use adverb::verbs::Status;
         ///
         /// let status = Status::from_code(12);
         /// assert_eq!(status, Status::RetryExceeded);

@@ -305,7 +305,7 @@ impl Member {
 
     /// Resolves a pointer that the peer sent, and posts a transfer.
     fn transfer(&mut self, choices: &mut Choices<'_>) -> Result<(), String> {
-        let mut bytes = [0; RemotePtr::BYTES];
+        let mut bytes = [0; RemotePtr::ENCODED_LEN];
         for byte in &mut bytes {
             *byte = choices.byte().unwrap_or(0);
         }

@@ -287,7 +287,7 @@ impl<'a> Listing<'a> {
         match (packet.direction, peer) {
             (Direction::Out, Some(peer)) => {
                 write!(out, " [received by {}", device_name(self.trace, peer.device))?;
-                if self.trace.share_clock(packet.device, peer.device) {
+                if self.trace.is_clock_shared(packet.device, peer.device) {
                     write!(out, " at {} us", self.micros(peer.device, peer.time))?;
                 }
                 write!(out, "]")?;
@@ -297,7 +297,7 @@ impl<'a> Listing<'a> {
             }
             (Direction::In, Some(peer)) => {
                 write!(out, " [sent by {}", device_name(self.trace, peer.device))?;
-                if self.trace.share_clock(packet.device, peer.device) {
+                if self.trace.is_clock_shared(packet.device, peer.device) {
                     write!(out, " at {} us", self.micros(peer.device, peer.time))?;
                 }
                 write!(out, "]")?;

@@ -209,6 +209,16 @@ impl Device {
         }
     }
 
+    /// Whether the device has no network.
+    pub(crate) fn is_isolated(&self) -> bool {
+        match *self {
+            #[cfg(feature = "ibv")]
+            Self::Ibv(_) => false,
+            #[cfg(feature = "soft")]
+            Self::Soft(ref device) => device.is_isolated(),
+        }
+    }
+
     /// Opens a socket that traces the path of packets from a local address and source port.
     #[cfg(feature = "soft")]
     pub(crate) fn path_socket(&self, local: IpAddr, port: u16) -> std::io::Result<PathSocket> {

@@ -56,8 +56,10 @@ pub enum ConnectionEvent {
     /// The peer disconnected, or replied to this side's disconnect request. The queue pair of a [`Connection`] is in the
     /// error state, and its outstanding requests are flushed.
     Disconnected,
-    /// The device is being removed. The removal waits until all objects that were created from the device have been
-    /// dropped.
+    /// The device is being removed. What happens next depends on its driver. A driver may take the device away at once:
+    /// calls that use it then return [`Error::DeviceFailed`]. Another driver, such as that of Linux soft-RoCE (rxe), cannot
+    /// do that: the device works, and its removal waits, until all handles to the device and all objects that were created
+    /// from them have been dropped. No device of the software NIC is removed.
     DeviceRemoved,
     /// The local address moved to another network interface, for example in a failover of a bond. The connection may or
     /// may not still work.
@@ -188,7 +190,7 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Timeout`] if the peer doesn't reply in time, and the same errors as
+    /// Returns [`Error::TimedOut`] if the peer doesn't reply in time, and the same errors as
     /// [`disconnect`](Connection::disconnect). The connection is dropped in any case.
     pub fn close(self, timeout: impl Into<Option<Duration>>) -> Result<()> {
         let timeout = timeout.into().unwrap_or(Duration::MAX);
@@ -196,7 +198,7 @@ impl Connection {
         let deadline = Deadline::new(timeout);
         while !self.handle.ended.load(Ordering::Acquire) {
             if self.wait_event(deadline.left())?.is_none() {
-                return Err(Error::Timeout { timeout, action: "waiting for the peer to disconnect".into() });
+                return Err(Error::TimedOut { timeout, action: "waiting for the peer to disconnect".into() });
             }
         }
         Ok(())

@@ -142,7 +142,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Timeout`] if the request doesn't complete in time, and [`Error::CallFailed`] if polling the device
+    /// Returns [`Error::TimedOut`] if the request doesn't complete in time, and [`Error::CallFailed`] if polling the device
     /// fails.
     #[inline]
     pub fn wait(&self, id: RequestId, timeout: impl Into<Option<Duration>>) -> Result<Completion> {
@@ -157,7 +157,7 @@ impl CompletionQueue {
             }
             let deadline = deadline.get_or_insert_with(|| Deadline::new(timeout));
             if !self.wait_once(deadline, |ready| ready.iter().any(|completion| completion.id == id))? {
-                return Err(Error::Timeout { timeout, action: "waiting for a completion".into() });
+                return Err(Error::TimedOut { timeout, action: "waiting for a completion".into() });
             }
         }
     }

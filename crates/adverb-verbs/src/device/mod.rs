@@ -113,7 +113,9 @@ impl Device {
         }
     }
 
-    /// Opens the device that has this IP address. An RDMA NIC takes precedence over a software device.
+    /// Opens the device that has this IP address. An RDMA NIC takes precedence over a software device, and a software device
+    /// with a network over one without (`SoftDevice::loopback`). An RDMA NIC that can't be opened, for example for lack of
+    /// permission for its device file, is skipped with a warning in the log.
     ///
     /// # Errors
     ///
@@ -352,6 +354,11 @@ impl Device {
     /// Whether the device sends its packets over an IP network, and not over an in-process switch.
     pub fn is_on_ip_network(&self) -> bool {
         self.0.backend.is_on_ip_network()
+    }
+
+    /// Whether the device has no network, so that its queue pairs can connect only to each other.
+    pub(crate) fn is_isolated(&self) -> bool {
+        self.0.backend.is_isolated()
     }
 
     /// Whether one of the device's GIDs is this address.

@@ -29,6 +29,8 @@ struct State {
     rkey: u32,
     /// The queue pair to which that request was posted.
     queue_pair: Option<Qpn>,
+    /// Whether the device failed to deallocate the window, so that it may still give access.
+    is_leaked: bool,
 }
 
 /// The phase of a window's life.
@@ -42,7 +44,7 @@ pub(crate) enum Phase {
     Bound,
     /// An invalidation may be in flight.
     Invalidating,
-    /// Deallocated.
+    /// Deallocated, or leaked because the device failed to do that.
     Freed,
 }
 
@@ -71,7 +73,7 @@ const FREED: &str =
 impl DeviceWindow {
     /// Allocates a window.
     pub(crate) fn new(domain: &ProtectionDomain) -> crate::error::Result<Arc<DeviceWindow>> {
-        let state = Mutex::new(State { phase: Phase::Free, rkey: 0, queue_pair: None });
+        let state = Mutex::new(State { phase: Phase::Free, rkey: 0, queue_pair: None, is_leaked: false });
         let backend = domain.backend().memory_window()?;
         Ok(Arc::new(DeviceWindow { domain: domain.clone(), backend, state }))
     }
@@ -117,7 +119,7 @@ impl DeviceWindow {
         let mut state = self.lock();
         state.phase.check_bindable()?;
         self.unregister(&mut state);
-        *state = State { phase: Phase::Binding, rkey, queue_pair: Some(queue_pair) };
+        *state = State { phase: Phase::Binding, rkey, queue_pair: Some(queue_pair), ..*state };
         self.domain.device().windows().insert(rkey, queue_pair, self);
         Ok(())
     }
@@ -169,8 +171,8 @@ impl DeviceWindow {
         }
     }
 
-    /// Deallocates the window, which ends all access. Returns `false` if that fails. Without effect if the window was
-    /// deallocated before.
+    /// Deallocates the window, which ends all access. Returns `false` if that fails, or has failed before. Without effect if
+    /// the window was deallocated before.
     pub(crate) fn free(&self) -> bool {
         self.free_locked(&mut self.lock())
     }
@@ -187,17 +189,18 @@ impl DeviceWindow {
     fn free_locked(&self, state: &mut State) -> bool {
         self.unregister(state);
         if state.phase == Phase::Freed {
-            return true;
+            return !state.is_leaked;
         }
         state.phase = Phase::Freed;
         let freed = self.backend.free();
+        state.is_leaked = freed.is_err();
         if let Err(error) = &freed {
             // Deregistering the region fails, too, and its memory is then never freed.
             log_without_unwinding(
                 || tracing::error!(error = %WithCauses(error), "freeing a memory window failed"),
             );
         }
-        freed.is_ok()
+        !state.is_leaked
     }
 
     /// Removes the window from the device's list. The caller holds the lock of the state, so lists and states agree.

@@ -57,7 +57,7 @@ fn fixed(error: &Error) -> Option<&'static str> {
         Error::OutOfBounds { .. }
         | Error::Unaligned { .. }
         | Error::InvalidRequest { .. }
-        | Error::Timeout { .. }
+        | Error::TimedOut { .. }
         | Error::Allocation { .. } => None,
     }
 }

@@ -142,7 +142,7 @@ fn hints_have_the_maximum_and_fit_the_queue() {
 
 #[test]
 fn timeouts_and_temporary_lacks_are_retryable() {
-    let timeout = Error::Timeout { timeout: Duration::from_secs(1), action: "waiting".into() };
+    let timeout = Error::TimedOut { timeout: Duration::from_secs(1), action: "waiting".into() };
     assert!(timeout.is_timeout() && timeout.is_retryable());
     let unanswered = Error::Unreachable {
         peer: peer(),

@@ -13,6 +13,7 @@ use crate::request::{CompletedOperation, Completion};
 
 /// A received datagram.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Datagram {
     /// The message: the buffer of the receive request, with its range set to the received bytes.
     pub message: Buffer,

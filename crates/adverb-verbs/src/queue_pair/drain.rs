@@ -27,7 +27,7 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Timeout`] if requests are outstanding after `timeout`, and [`Error::CallFailed`] if the operation
+    /// Returns [`Error::TimedOut`] if requests are outstanding after `timeout`, and [`Error::CallFailed`] if the operation
     /// fails.
     pub fn drain(&self, timeout: impl Into<Option<Duration>>) -> Result<()> {
         let timeout = timeout.into().unwrap_or(Duration::MAX);
@@ -47,7 +47,7 @@ impl QueuePair {
                 return Ok(());
             }
             if deadline.left().is_zero() {
-                return Err(Error::Timeout { timeout, action: "draining a queue pair".into() });
+                return Err(Error::TimedOut { timeout, action: "draining a queue pair".into() });
             }
             if has_markers {
                 self.post_markers()?;

@@ -44,7 +44,7 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::Timeout`] if the requests didn't complete in time. The queue pair has been destroyed in this
+    /// Returns [`Error::TimedOut`] if the requests didn't complete in time. The queue pair has been destroyed in this
     /// case.
     pub fn scope<'env, T>(
         &'env mut self,
@@ -66,7 +66,7 @@ impl QueuePair {
         if scope.end() {
             Ok(result)
         } else {
-            Err(Error::Timeout { timeout, action: "ending a scope".into() })
+            Err(Error::TimedOut { timeout, action: "ending a scope".into() })
         }
     }
 
@@ -151,7 +151,7 @@ impl<'scope> Scope<'scope, '_> {
     ///
     /// # Errors
     ///
-    /// Returns [`Error::RequestFailed`] if the request failed, and [`Error::Timeout`] if the request doesn't complete
+    /// Returns [`Error::RequestFailed`] if the request failed, and [`Error::TimedOut`] if the request doesn't complete
     /// in time, or if another caller has polled its completion.
     pub fn wait(&self, id: RequestId) -> Result<Success> {
         let is_recv = self.borrowing.lock().recvs.contains(&id);

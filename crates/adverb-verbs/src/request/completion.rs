@@ -80,6 +80,7 @@ impl Completion {
     }
 
     /// Returns the plain form of the outcome.
+    #[inline]
     pub(crate) fn plain_outcome(&self) -> std::result::Result<plain::Success, Failure> {
         self.outcome.decode(self.id.0 & RequestId::DATAGRAM != 0)
     }

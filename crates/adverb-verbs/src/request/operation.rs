@@ -54,6 +54,7 @@ pub enum CompletedOperation {
 }
 
 impl From<plain::CompletedOperation> for CompletedOperation {
+    #[inline]
     fn from(operation: plain::CompletedOperation) -> CompletedOperation {
         use plain::CompletedOperation as Plain;
         match operation {
@@ -75,6 +76,9 @@ impl From<plain::CompletedOperation> for CompletedOperation {
 }
 
 /// Returns an outcome as users see it.
+///
+/// This is inlined together with the decoding. Otherwise, each completion would wait until the decoded fields are in memory.
+#[inline]
 pub(crate) fn public_outcome(outcome: Result<plain::Success, Failure>) -> Result<Success, Failure> {
     outcome.map(|plain::Success { operation, length }| Success { operation: operation.into(), length })
 }

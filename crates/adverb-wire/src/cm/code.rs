@@ -60,7 +60,8 @@ codes! {
     /// The reason for a REJ (vol. 1, 12.6.7.2, table 109).
     ///
     /// ```
-    /// use adverb_wire::cm::RejectReason;
+    /// # mod adverb { pub use adverb_wire as verbs; }
+    /// use adverb::verbs::cm::RejectReason;
     ///
     /// assert_eq!(RejectReason::from_code(10), RejectReason::StaleConnection);
     /// assert_eq!(RejectReason::StaleConnection.to_string(), "stale connection (10)");

@@ -10,7 +10,8 @@ use super::layout::small_field;
 /// The codes are those of the field "path packet payload MTU" of a REQ (vol. 1, 12.7) and of `ibv_mtu` in libibverbs.
 ///
 /// ```
-/// use adverb_wire::cm::PathMtu;
+/// # mod adverb { pub use adverb_wire::cm as verbs; }
+/// use adverb::verbs::PathMtu;
 ///
 /// // With an Ethernet MTU of 1500 bytes, IPv6 and the headers of a WRITE with immediate data leave 1416 bytes for the
 /// // payload, so the path MTU is 1024.

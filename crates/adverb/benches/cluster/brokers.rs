@@ -39,7 +39,7 @@ fn broker(device: &str, config: BrokerConfig) -> Outcome<(Broker, String)> {
 }
 
 fn establish(broker: &mut Broker, offer: &str) -> Outcome {
-    let mut bytes = [0; Offer::LEN];
+    let mut bytes = [0; Offer::ENCODED_LEN];
     for (index, byte) in bytes.iter_mut().enumerate() {
         let digits = offer.get(2 * index..2 * index + 2).ok_or("the offer is too short")?;
         *byte = u8::from_str_radix(digits, 16)?;

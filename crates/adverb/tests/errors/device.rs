@@ -139,9 +139,7 @@ pub(crate) fn exceed_the_memlock_limit(name: &str) {
     drop(domain.allocate_region(4096, Access::LOCAL_WRITE).unwrap());
 
     let error = connect(&address);
-    let ConnectError::ConnectionLost(ConnectionError::Device { source, .. }) = &error else {
-        panic!("{error:?}")
-    };
+    let ConnectError::Device { source, .. } = &error else { panic!("{error:?}") };
     assert!(matches!(**source, Error::MemlockLimit { limit: MEMLOCK_LIMIT, .. }), "{error:?}");
     show("10: the memory of a connection exceeds the memlock limit", error);
 

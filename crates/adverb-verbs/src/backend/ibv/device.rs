@@ -107,8 +107,9 @@ impl Device {
             unsafe { self.library.ibv_query_device_ex(self.context.as_ptr(), std::ptr::null(), &mut attr) };
         check(Call::Query, code, || format!("querying the attributes of {}", self.name))?;
         let odp = odp_capabilities(&attr.odp_caps);
-        let timestamps = (attr.completion_timestamp_mask != 0)
-            .then_some(TimestampClock::new(attr.completion_timestamp_mask, attr.hca_core_clock));
+        let timestamps = (attr.completion_timestamp_mask != 0).then_some(
+            TimestampClock::new(attr.completion_timestamp_mask).with_frequency_khz(attr.hca_core_clock),
+        );
         let caps = attr.cq_mod_caps;
         let moderation = (caps.max_cq_count > 0 && caps.max_cq_period > 0).then(|| {
             ModerationLimits::new(caps.max_cq_count, Duration::from_micros(caps.max_cq_period.into()))

@@ -17,7 +17,7 @@ use adverb_wire::DEFAULT_PKEY;
 use parking_lot::Mutex;
 
 use super::connection_manager::Ports;
-use super::open::LOOPBACK_NAME;
+use super::open::{LOOPBACK_NAME, LinkKind, Options};
 use crate::error::{Error, Limit, Result};
 
 /// A software NIC.
@@ -26,6 +26,8 @@ pub(crate) struct Device {
     pub(super) name: String,
     /// Whether the addresses belong to network interfaces.
     is_on_interface: bool,
+    /// Whether the NIC has no link, so that its queue pairs can connect only to each other.
+    is_isolated: bool,
     /// The names of the addresses' interfaces, as they were when the device was opened. Listing the interfaces takes long
     /// on a machine with many, and every new queue pair needs them.
     netdevs: Vec<Option<String>>,
@@ -54,7 +56,9 @@ impl Device {
         list
     }
 
-    pub(super) fn new(nic: Nic, name: String, is_on_interface: bool, congestion: Congestion) -> Device {
+    pub(super) fn new(nic: Nic, name: String, options: &Options) -> Device {
+        let is_on_interface = !matches!(options.link, LinkKind::Memory(_));
+        let is_isolated = matches!(options.link, LinkKind::None);
         let (shared, ports) = (Mutex::default(), Mutex::default());
         let (address_handle_count, open_marker) = (AtomicU16::default(), Arc::default());
         let netdev = |address: &IpAddr| interface(*address).ok().map(|interface| interface.name);
@@ -66,8 +70,9 @@ impl Device {
             nic,
             name,
             is_on_interface,
+            is_isolated,
             netdevs,
-            congestion,
+            congestion: options.congestion,
             shared,
             ports,
             address_handle_count,
@@ -77,6 +82,10 @@ impl Device {
 
     pub(in crate::backend) fn is_on_interface(&self) -> bool {
         self.is_on_interface
+    }
+
+    pub(in crate::backend) fn is_isolated(&self) -> bool {
+        self.is_isolated
     }
 
     pub(in crate::backend) fn nic(&self) -> &Nic {
@@ -200,7 +209,7 @@ pub(super) fn guid(addresses: &[IpAddr]) -> u64 {
 const BASE_GUID: u64 = 0x0200_00ff_0000_0000;
 
 /// The clock of timestamps, which are nanoseconds.
-const CLOCK: TimestampClock = TimestampClock::new(u64::MAX, 1_000_000);
+const CLOCK: TimestampClock = TimestampClock::new(u64::MAX).with_frequency_khz(1_000_000);
 
 /// The maximum number of outstanding requests of a queue. Queues allocate memory as they fill.
 pub(super) const MAX_DEPTH: u32 = 1 << 15;

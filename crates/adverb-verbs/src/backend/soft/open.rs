@@ -116,8 +116,7 @@ impl Device {
             )
         })?;
         let name = name.map_or_else(|| name_of(nic.addresses()), str::to_owned);
-        let is_on_interface = !matches!(options.link, LinkKind::Memory(_));
-        Ok(Device::new(nic, name, is_on_interface, options.congestion))
+        Ok(Device::new(nic, name, options))
     }
 
     /// Returns the open NIC of this process that receives packets to this address.
@@ -162,6 +161,7 @@ struct Entry {
     owner: u32,
     name: String,
     addresses: Vec<IpAddr>,
+    is_isolated: bool,
     device: Weak<Device>,
     /// A reference that expires when the sockets are closed, which is shortly after the device is dropped.
     open_marker: Weak<()>,
@@ -185,20 +185,25 @@ impl Registry {
         });
     }
 
-    /// Returns the last opened NIC at this location.
+    /// Returns the last opened NIC at this location. A NIC without a link comes last: no packets of other NICs reach it.
     fn find(&mut self, location: Location) -> Option<Arc<Device>> {
+        [false, true].into_iter().find_map(|is_isolated| self.find_among(is_isolated, location))
+    }
+
+    fn find_among(&mut self, is_isolated: bool, location: Location) -> Option<Arc<Device>> {
         if let Location::Address(address) = location
-            && let Some(device) = self.find(Location::ExactAddress(address))
+            && let Some(device) = self.find_among(is_isolated, Location::ExactAddress(address))
         {
             return Some(device);
         }
-        let matches = |entry: &&Entry| match location {
+        let is_at = |entry: &Entry| match location {
             Location::Loopback => entry.name == LOOPBACK_NAME,
             Location::Address(address) => {
                 entry.addresses.iter().any(|ours| Gid::from(*ours).udp_addr().ip() == address)
             }
             Location::ExactAddress(address) => entry.addresses.contains(&address),
         };
+        let matches = |entry: &&Entry| entry.is_isolated == is_isolated && is_at(entry);
         while let Some(entry) = self.0.iter().rev().find(matches) {
             if let Some(device) = entry.device.upgrade() {
                 return Some(device);
@@ -216,6 +221,7 @@ impl Registry {
             owner: std::process::id(),
             name: device.name.clone(),
             addresses: device.nic.addresses().to_vec(),
+            is_isolated: device.is_isolated(),
             device: Arc::downgrade(&device),
             open_marker: Arc::downgrade(&device.open_marker),
         });
@@ -244,7 +250,32 @@ const NAME_PREFIX: &str = "soft:";
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::super::connection_manager::connecting_device;
     use super::*;
+
+    /// Unlike the other devices at an address, a device without a link reaches no other process.
+    #[test]
+    fn a_device_without_a_link_is_found_only_if_no_other_has_the_address() {
+        let localhost = IpAddr::from(Ipv4Addr::LOCALHOST);
+        let isolated = Device::build(&Options::new(LinkKind::None)).unwrap();
+        let mut options = Options::new(LinkKind::Sockets);
+        options.addresses.push(localhost);
+        // Another process may have port 4791 of the address, so that this device has another port.
+        let _linked = Device::build(&options).unwrap();
+        let _isolated = Device::build(&Options::new(LinkKind::None)).unwrap();
+        assert!(isolated.nic().addresses().contains(&localhost));
+        let found = [
+            Device::open(&format!("{NAME_PREFIX}{localhost}")).ok(),
+            Device::find_near(localhost),
+            connecting_device(Some(localhost), localhost),
+            connecting_device(None, "127.98.76.54".parse().unwrap()),
+        ];
+        for found in found {
+            assert!(!found.expect("a device is open").is_isolated());
+        }
+    }
 
     #[test]
     fn an_unavailable_address_has_a_hint() {

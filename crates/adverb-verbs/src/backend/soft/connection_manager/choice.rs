@@ -52,11 +52,13 @@ pub(in crate::backend) fn connecting_device(local: Option<IpAddr>, peer: IpAddr)
     if let Some(local) = local.filter(|local| !local.is_unspecified()) {
         return Device::find_near(local);
     }
+    let has_network = |device: &Arc<Device>| !device.is_isolated();
     let find_at_loopback = || {
-        let has = |device: &Arc<Device>| loopback(device, peer).is_some();
+        let has = |device: &Arc<Device>| has_network(device) && loopback(device, peer).is_some();
         if is_loopback(peer) { Device::all().into_iter().find(has) } else { None }
     };
-    Device::find_exact(peer).or_else(find_at_loopback).or_else(|| Device::find_near(source_addr(peer)?))
+    let found = Device::find_exact(peer).or_else(find_at_loopback);
+    found.or_else(|| Device::find_near(source_addr(peer)?).filter(has_network))
 }
 
 /// Whether a peer is on this machine, at an address of the loopback interface.
