@@ -9,6 +9,7 @@
 //! soft fetch-add DEVICE DEVICE [TIMES] [asleep]        atomics on a peer that polls, or that sleeps: a round trip
 //! soft queue-pairs DEVICE DEVICE COUNT [MILLISECONDS]  SENDs of 8 bytes, over COUNT connections in turn
 //! soft seeds LINK [MILLISECONDS]                       post, process, poll and notify, within one process
+//! soft threads [MILLISECONDS]                          WRITEs of one and two threads, on one and two NICs: requests/s
 //! ```
 //!
 //! The two devices are those of two processes, named as in `Device::open`. The environment variable `PEER_CPU` pins the
@@ -17,6 +18,7 @@
 mod peer;
 mod processes;
 mod seeds;
+mod threads;
 
 use std::time::Duration;
 
@@ -50,6 +52,7 @@ fn main() -> Outcome {
             processes::fetch_add(ours, theirs, number(3, 20_000)? as u32, asleep)?;
         }
         ["seeds", link, ..] => seeds::run(link, time(2)?)?,
+        ["threads", ..] => threads::run(time(1)?)?,
         _ => return Err("usage: see the top of benches/soft/main.rs".into()),
     }
     Ok(())
