@@ -79,7 +79,10 @@ impl ArenaError {
             ArenaError::ItemTooLarge { .. } => {
                 "build the arena with a larger `slab_size`, or lend a segment for the item"
             }
-            ArenaError::Full { .. } => "drop items, or allocate another segment",
+            ArenaError::Full { .. } => {
+                "drop items, or allocate another segment; if the items have mixed sizes, build the arena with a smaller \
+                 `slab_size`, because each slot size takes whole slabs"
+            }
             ArenaError::ForeignRegion { .. } => {
                 "register the region in one of the domains that the arena was built with"
             }

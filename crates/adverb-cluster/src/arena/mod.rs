@@ -199,6 +199,10 @@ impl Arena {
 
     /// Allocates a segment for items and registers it with these rights. `len` is rounded up to whole slabs.
     ///
+    /// A slab has slots of one size, so each slot size in use takes at least one slab, and one in each partition that uses
+    /// it while slabs are free. A segment of 16 MiB has 16 slabs of the default size, which is fewer than the 35 default
+    /// slot sizes. For items of mixed sizes in small segments, choose a smaller [`slab_size`](ArenaBuilder::slab_size).
+    ///
     /// `access` contains the rights of peers on every byte of the segment: [`REMOTE_READ`](Access::REMOTE_READ),
     /// [`REMOTE_WRITE`](Access::REMOTE_WRITE) and [`REMOTE_ATOMIC`](Access::REMOTE_ATOMIC), or nothing. Local writing is
     /// always allowed. To give peers different rights on different items, use one arena for each set of rights.

@@ -326,7 +326,7 @@ impl Broker {
     /// this only when a request fails. A broker of a cluster establishes no sessions afterwards.
     ///
     /// A dropped broker also sends leave messages to its peers, but doesn't wait. A leave message that is lost is not
-    /// retransmitted then.
+    /// retransmitted then. The manual's chapter about clusters compares the ways to leave.
     ///
     /// ```
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

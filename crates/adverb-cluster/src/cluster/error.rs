@@ -129,9 +129,10 @@ pub struct MemberStatus {
     /// number starts no attempt, and this field stays `None` there until an attempt of the other member fails:
     /// [`last_end`](MemberStatus::last_end) has the reason.
     ///
-    /// Errors of attempts that other members begin are included while no session with the member is open, except for
-    /// connections that the other member closes or that time out, and for a thread that is not ready. The address in
-    /// such an error is that of the host, which may also be a stranger that claims to be the member.
+    /// If the other member begins an attempt that fails, its error is stored here only while no session with that member
+    /// is open. Three causes are not stored: the other member closed the connection, the connection timed out, or a
+    /// thread is not ready. The address in the error is that of the host, which may also be a stranger that claims to be
+    /// the member.
     pub last_error: Option<EstablishError>,
     /// The reason why the last session with the member ended. It remains when a session is opened again. `None` if no
     /// session with the member has ended.

@@ -59,7 +59,8 @@ type Result<T, E = ClusterError> = std::result::Result<T, E>;
 /// after the time that [`connect_options`](ClusterBuilder::connect_options) determines. A member that left or died may return
 /// with a new epoch.
 ///
-/// Dropping the cluster ends the background thread. Brokers keep their sessions, but establish no new ones.
+/// Dropping the cluster ends the background thread. Brokers keep their sessions, but establish no new ones. The manual's
+/// chapter about clusters compares the ways to leave.
 ///
 /// The manual's chapter about clusters has an example that runs in one program.
 ///
@@ -288,7 +289,8 @@ impl Cluster {
     /// next, as [`Broker::leave`] does without waiting. At the other members, the sessions end with
     /// [`EndReason::Left`](crate::EndReason::Left).
     ///
-    /// The threads should poll until their sessions have ended. A thread that stops calls [`Broker::leave`] instead.
+    /// The threads should poll until their sessions have ended. A thread that stops calls [`Broker::leave`] instead. The
+    /// manual's chapter about clusters compares the ways to leave.
     pub fn leave(self) {
         let mailboxes = self.shared.threads.iter().map(|thread| Arc::clone(&thread.mailbox));
         let mailboxes = Vec::from_iter(mailboxes);

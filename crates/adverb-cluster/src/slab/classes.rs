@@ -142,6 +142,9 @@ mod tests {
         assert_eq!(classes.class_of(1 << 20), Some(classes.len() as u16 - 1));
         assert_eq!(classes.class_of((1 << 20) + 1), None);
         assert_eq!(classes.class_of(usize::MAX), None);
+        // As the manual says.
+        assert_eq!(classes.len(), 35);
+        assert_eq!(SizeClasses::new(&Layout { slab_size: 64 << 10, ..DEFAULT }).unwrap().len(), 23);
     }
 
     #[test]

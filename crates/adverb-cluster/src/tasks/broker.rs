@@ -105,7 +105,7 @@ impl AsyncBroker {
     }
 
     /// Leaves all sessions, and waits until they have ended: see [`Broker::leave`]. If the future is dropped, the broker
-    /// leaves nevertheless, while it is polled.
+    /// leaves nevertheless, while it is polled. The manual's chapter about clusters compares the ways to leave.
     ///
     /// # Errors
     ///

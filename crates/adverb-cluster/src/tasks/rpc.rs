@@ -318,7 +318,10 @@ impl AsyncRpc {
     /// [`RpcEvent::CallEnded`] of a [`Caller`]'s calls: the futures of [`Caller::call`] return the results.
     ///
     /// The handler must not block. It answers requests at once, or passes the [`Reply`] to a task, which answers with
-    /// [`Caller::reply`]. If the future is dropped, the next call continues.
+    /// [`Caller::reply`]. To read bytes of the caller's arena, it posts a READ with [`Rpc::broker_mut`], and keeps the `Reply`
+    /// until [`Event::Completed`](crate::Event::Completed): the manual's chapter about clusters has an example.
+    ///
+    /// Dropping the future ends no session and fails no RPC: the task can run the `AsyncRpc` again.
     ///
     /// # Errors
     ///
@@ -332,7 +335,8 @@ impl AsyncRpc {
 
     /// Leaves all sessions, and waits until they have ended, without blocking the thread: see
     /// [`Broker::leave`](crate::Broker::leave). Messages and replies that have a credit of their peer are posted first. The
-    /// calls of all callers, now and later, fail with [`CallerError::Stopped`].
+    /// calls of all callers, now and later, fail with [`CallerError::Stopped`]. The manual's chapter about clusters compares
+    /// the ways to leave.
     ///
     /// Returns `false` if the timeout expires first. The remaining sessions are closed then, and their peers may detect
     /// this only when a request fails. If the future is dropped after it was polled, the sessions end when the `AsyncRpc`
