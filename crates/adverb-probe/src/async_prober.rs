@@ -17,22 +17,30 @@ use crate::ud_queue::{UdQueue, Waker};
 ///
 /// All methods that wait are cancel-safe: no event is lost if a future is dropped before it completes.
 ///
+/// On an in-memory [`Switch`](adverb_verbs::Switch), the round-trip time of the network is unknown: see
+/// [`Responder`](crate::Responder).
+///
 /// ```
 /// # #[cfg(feature = "soft")]
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use adverb::probe::{AsyncProber, Responder};
-/// use adverb::verbs::{SoftDevice, Switch};
+/// use adverb::verbs::SoftDevice;
 ///
-/// let switch = Switch::default();
-/// let [here, there] = ["10.0.1.1", "10.0.1.2"]
-///     .map(|address| SoftDevice::on_switch(&switch, address.parse().unwrap()).open().unwrap());
+/// let addrs = ["127.92.1.1", "127.92.1.2"];
+/// # // Other processes that run this test have other addresses.
+/// # let pid = std::process::id();
+/// # let addrs = [1, 2].map(|host| format!("127.92.{}.{}", pid >> 6 & 255, (pid & 63) << 2 | host));
+/// let [here, there] = addrs.map(|addr| SoftDevice::at_addr(addr.parse().unwrap()).open().unwrap());
 /// let responder = Responder::start(&there)?;
 ///
 /// let mut prober = AsyncProber::open(&here)?;
 /// let peer = prober.connect(responder.local_addr()).await?;
 /// let result = prober.probe(&peer).await?;
-/// println!("{:?}", result.figures().expect("an answer"));
+/// match result.figures() {
+///     Some(figures) => println!("network: {:?}", figures.network_rtt()), // `None` without stamps of a NIC or the kernel
+///     None => println!("{}", result.name()),
+/// }
 /// # Ok(())
 /// # }
 /// # #[cfg(not(feature = "soft"))]

@@ -63,7 +63,9 @@ pub struct ResponderStamps {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Figures {
-    /// (T5 − T2) − (T4 − T3): the round trip without the responder's delay.
+    /// (T5 − T2) − (T4 − T3): the round trip without the responder's delay. It is the round-trip time of the network only
+    /// if [`network_rtt`](Figures::network_rtt) returns it. With a process timestamp among T2 to T5, it also contains the
+    /// time until a process was scheduled.
     pub round_trip: Duration,
     /// (T6 − T1) − (T5 − T2): the delay of the prober's host.
     pub prober_delay: Duration,
@@ -104,8 +106,8 @@ impl Figures {
     }
 
     /// Returns the round-trip time of the network, or `None` if one of T2 to T5 is a process timestamp:
-    /// [`round_trip`](Figures::round_trip) then includes the time until a process was scheduled, and says nothing about
-    /// the network.
+    /// [`round_trip`](Figures::round_trip) then includes the time until a process was scheduled. On an in-memory
+    /// [`Switch`](adverb_verbs::Switch), all timestamps are process timestamps.
     pub fn network_rtt(&self) -> Option<Duration> {
         (self.stamps > StampKind::Process).then_some(self.round_trip)
     }

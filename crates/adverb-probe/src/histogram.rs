@@ -106,14 +106,47 @@ impl Default for DurationHistogram {
 }
 
 /// The results of several probes.
+///
+/// ```
+/// # #[cfg(feature = "soft")] {
+/// use adverb::probe::histogram::Summary;
+/// use adverb::probe::{Prober, Responder};
+/// use adverb::verbs::SoftDevice;
+/// use std::time::{Duration, Instant};
+///
+/// let addrs = ["127.93.1.1", "127.93.1.2"];
+/// # // Other processes that run this test have other addresses.
+/// # let pid = std::process::id();
+/// # let addrs = [1, 2].map(|host| format!("127.93.{}.{}", pid >> 6 & 255, (pid & 63) << 2 | host));
+/// let [here, there] = addrs.map(|addr| SoftDevice::at_addr(addr.parse().unwrap()).open().unwrap());
+/// let responder = Responder::start(&there)?;
+/// let mut prober = Prober::open(&here)?;
+/// let peer = prober.connect(responder.local_addr())?;
+///
+/// let mut summary = Summary::new();
+/// let end = Instant::now() + Duration::from_millis(200);
+/// while Instant::now() < end {
+///     summary.record(&prober.probe(&peer)?);
+///     std::thread::sleep(Duration::from_millis(10));
+/// }
+/// for percentile in [50.0, 99.0] {
+///     println!("p{percentile}: {:?}", summary.network_rtt.percentile(percentile)); // `None` if the histogram is empty
+/// }
+/// if let Some(loss) = summary.counts.loss() {
+///     println!("{:.1} % lost", 100.0 * loss);
+/// }
+/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Summary {
     /// The number of probes by result. [`ProbeCounts::begun`] and the counts of acknowledgements stay 0.
     pub counts: ProbeCounts,
-    /// The round-trip time of the network, of probes whose stamps are by the kernel or the NIC.
+    /// The round-trip time of the network, of probes whose stamps are by the kernel or the NIC. It is empty for probes on an
+    /// in-memory [`Switch`](adverb_verbs::Switch), where a process takes the stamps.
     pub network_rtt: DurationHistogram,
-    /// The round-trip time of probes with stamps by a process. It includes the time until processes were scheduled, and
-    /// says nothing about the network.
+    /// The round-trip time of probes with stamps by a process. It includes the time until processes were scheduled, so it
+    /// is no evidence about the network.
     pub process_rtt: DurationHistogram,
     /// The delay of the prober's host.
     pub prober_delay: DurationHistogram,

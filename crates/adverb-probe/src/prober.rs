@@ -201,8 +201,9 @@ pub struct Strays {
 
 /// A prober: sends probes to any number of responders. One thread uses it; it has no thread of its own.
 ///
-/// [`Responder`](crate::Responder) has an example. [`probe`](Prober::probe) sends one probe and waits for its result;
-/// [`post`](Prober::post) and [`wait`](Prober::wait) have many probes outstanding.
+/// [`Responder`](crate::Responder) has an example, and [`Summary`](crate::histogram::Summary) one of many probes.
+/// [`probe`](Prober::probe) sends one probe and waits for its result; [`post`](Prober::post) and [`wait`](Prober::wait) have
+/// many probes outstanding. On an in-memory [`Switch`](adverb_verbs::Switch), the round-trip time of the network is unknown.
 #[derive(Debug)]
 pub struct Prober {
     queue: UdQueue,
@@ -533,8 +534,9 @@ impl Prober {
         result.ok_or(ProbeError::TimedOut { action: "waiting for a probe", timeout: limit })
     }
 
-    /// Ends the probes of a responder: those that timed out, and whose responder was not found again, are unreachable,
-    /// and those that are outstanding have ended. The next [`wait`](Prober::wait) passes their results.
+    /// Ends all probes of a responder that have no result. The result of a probe that has not timed out is
+    /// [`Ended`](crate::session::ProbeResult::Ended). That of a probe that timed out without any answer is
+    /// [`Unreachable`](crate::session::ProbeResult::Unreachable). The next [`wait`](Prober::wait) passes the results.
     pub fn finish(&mut self, peer: &Peer) {
         self.targets.list[peer.0].session.finish();
     }

@@ -21,20 +21,28 @@ pub const DEFAULT_PORT: u16 = 18_516;
 
 /// A responder: answers probes that arrive at one address of a device, in a thread of its own. Dropping it stops it.
 ///
+/// On an in-memory [`Switch`](adverb_verbs::Switch), a process takes all stamps, so
+/// [`network_rtt`](crate::figures::Figures::network_rtt) is `None`. Devices with sockets or of an RDMA NIC have other stamps.
+///
 /// ```
 /// # #[cfg(feature = "soft")] {
 /// use adverb::probe::{Prober, Responder};
-/// use adverb::verbs::{SoftDevice, Switch};
+/// use adverb::verbs::SoftDevice;
 ///
-/// let switch = Switch::default();
-/// let [here, there] = ["10.0.0.1", "10.0.0.2"]
-///     .map(|address| SoftDevice::on_switch(&switch, address.parse().unwrap()).open().unwrap());
+/// let addrs = ["127.91.1.1", "127.91.1.2"];
+/// # // Other processes that run this test have other addresses.
+/// # let pid = std::process::id();
+/// # let addrs = [1, 2].map(|host| format!("127.91.{}.{}", pid >> 6 & 255, (pid & 63) << 2 | host));
+/// let [here, there] = addrs.map(|addr| SoftDevice::at_addr(addr.parse().unwrap()).open().unwrap());
 /// let responder = Responder::start(&there)?;
 ///
 /// let mut prober = Prober::open(&here)?;
 /// let peer = prober.connect(responder.local_addr())?;
 /// let result = prober.probe(&peer)?;
-/// println!("{:?}", result.figures().expect("an answer"));
+/// match result.figures() {
+///     Some(figures) => println!("network: {:?}", figures.network_rtt()), // `None` without stamps of a NIC or the kernel
+///     None => println!("{}", result.name()),
+/// }
 /// # }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

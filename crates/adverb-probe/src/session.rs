@@ -203,7 +203,9 @@ impl ProbeCounts {
     }
 
     /// Returns the share of conclusive probes that were not completely answered, between 0 and 1, or `None` if no probe
-    /// is conclusive.
+    /// is conclusive: `return_lost`, `lost` and `unreachable` divided by [`conclusive`](ProbeCounts::conclusive).
+    ///
+    /// Probes with the results `late`, `impossible` and `unstamped` are conclusive and not lost.
     pub fn loss(&self) -> Option<f64> {
         let missing = self.return_lost + self.lost + self.unreachable;
         (self.conclusive() > 0).then(|| missing as f64 / self.conclusive() as f64)
