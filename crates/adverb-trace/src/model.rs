@@ -123,7 +123,8 @@ pub struct Request {
 pub struct WorkRequest {
     /// The application's tag.
     pub tag: u64,
-    /// The operation. The value is `None` for a receive request.
+    /// The operation, with its parameters. The value is `None` for a receive request. [`Request::operation_name`] returns
+    /// its name.
     pub operation: Option<SendOperation>,
     /// The flags of a send request.
     pub flags: SendFlags,
@@ -421,8 +422,8 @@ impl Request {
         }
     }
 
-    /// Returns the operation's name: that of the send operation, `"RECEIVE"`, or a text for a send request that was
-    /// posted before the recording began.
+    /// Returns the operation's name, for people: [`SendOperation::name`], such as `"RDMA WRITE"`; `"RECEIVE"`; or `"request
+    /// posted before the recording"`. A program matches [`queue`](Request::queue) and [`WorkRequest::operation`] instead.
     pub fn operation_name(&self) -> &'static str {
         match (self.queue, self.posted.and_then(|posted| posted.operation)) {
             (Queue::Recv, _) => "RECEIVE",

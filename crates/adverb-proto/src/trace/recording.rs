@@ -3,7 +3,7 @@
 use super::TraceEvent;
 use crate::Time;
 
-/// The events that a [`Recorder`](super::Recorder) stored, oldest first.
+/// The events of a device that were recorded, oldest first.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Recording {
@@ -11,9 +11,9 @@ pub struct Recording {
     pub device: String,
     /// The origin of the device's clock.
     pub clock: ClockOrigin,
-    /// The [`Connected`](TraceEvent::Connected) events that [`events`](Recording::events) lacks: those that the ring
-    /// buffer overwrote and, if the device has no [`Recorder`](super::Recorder), those of queue pairs that were
-    /// connected before the recording began.
+    /// The [`Connected`](TraceEvent::Connected) events that are missing in [`events`](Recording::events), because the ring
+    /// buffer overwrote them. On a device of rdma-core, this list also has the events of queue pairs that were connected
+    /// before the recording began.
     pub earlier_connections: Vec<(Time, TraceEvent)>,
     /// The events.
     pub events: Vec<RecordedEvent>,
@@ -61,7 +61,7 @@ pub struct ClockOrigin {
 }
 
 impl Recording {
-    /// Creates a recording from its events, for a device that has no [`Recorder`](super::Recorder).
+    /// Creates a recording from its events, for a device that doesn't record them itself, such as one of rdma-core.
     pub fn new(device: &str, clock: ClockOrigin, events: Vec<RecordedEvent>) -> Recording {
         Recording {
             device: device.to_owned(),
