@@ -36,7 +36,8 @@ impl fmt::Display for Transport {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum QpState {
-    /// The state after creation: no request may be posted.
+    /// The state after creation by the specification: no request may be posted. Of the crate adverb-verbs,
+    /// `QueuePairBuilder::create` and `QueuePair::reset` move the queue pair on to [`Init`](QpState::Init).
     Reset,
     /// Initialized: receives may be posted, but packets are dropped.
     Init,
@@ -48,13 +49,17 @@ pub enum QpState {
     SendQueueDrained,
     /// Send queue error (SQE), for UC and UD only: sending has stopped, receiving continues.
     SendQueueError,
-    /// Error: every posted request completes with the status [`Flushed`](super::Status::Flushed).
+    /// Error: every outstanding request completes with the status [`Flushed`](super::Status::Flushed). By the
+    /// specification, so does every request that is posted later. `QueuePair` of the crate adverb-verbs doesn't post it, and
+    /// returns `Error::WrongState`, as soon as the program has moved the queue pair to this state or has queried it.
     Error,
 }
 
 impl QpState {
-    /// Whether send requests may be posted. In the error and the send queue error state, posted requests are flushed at
-    /// once (vol. 1, 10.3.1).
+    /// Whether the specification allows posting send requests. In the error and the send queue error state, posted
+    /// requests are flushed at once (vol. 1, 10.3.1).
+    ///
+    /// `QueuePair` of the crate adverb-verbs posts send requests only in the state [`ReadyToSend`](QpState::ReadyToSend).
     pub const fn may_post_send(self) -> bool {
         matches!(
             self,
@@ -62,7 +67,8 @@ impl QpState {
         )
     }
 
-    /// Whether receive requests may be posted.
+    /// Whether the specification allows posting receive requests. `QueuePair` of the crate adverb-verbs does not post them
+    /// in the state [`Error`](QpState::Error) either.
     pub const fn may_post_recv(self) -> bool {
         !matches!(self, QpState::Reset)
     }

@@ -66,8 +66,8 @@ impl CompletionQueue {
     /// unsolicited completions costs a single wake-up. If the timeout expires first, the call moves the unsolicited
     /// completions that are available to `out` and returns their number.
     ///
-    /// Only one thread may call this method at a time, and no other thread may [wait](CompletionQueue::wait) on the
-    /// same queue, because waiting arms the queue for all completions.
+    /// While a thread waits in this method, no other thread may wait on the same queue, neither with this method nor with
+    /// [`wait`](CompletionQueue::wait), which arms the queue for all completions.
     ///
     /// # Errors
     ///

@@ -96,7 +96,9 @@ fn wrong_state(state: QpState) -> &'static str {
         QpState::Error => {
             "check earlier completions: the first failed one has the cause; then `reset` the queue pair, or create a new one"
         }
-        QpState::Reset | QpState::Init => "connect the queue pair first",
+        QpState::Reset | QpState::Init => {
+            "connect the queue pair first; if it is a UD queue pair, call `move_to_rts` first"
+        }
         _ => "call `reset` before connecting the queue pair again",
     }
 }

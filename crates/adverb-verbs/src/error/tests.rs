@@ -112,6 +112,7 @@ fn a_wrong_state_has_a_hint_that_fits_the_state() {
     let hint_in = |state| hint(&Error::WrongState { action: "posting a send request", state });
     assert!(hint_in(QpState::Error).contains("earlier completions"));
     assert!(hint_in(QpState::Init).contains("connect the queue pair first"));
+    assert!(hint_in(QpState::Init).contains("move_to_rts"));
     assert!(hint_in(QpState::ReadyToSend).contains("reset"));
 }
 

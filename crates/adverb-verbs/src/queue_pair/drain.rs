@@ -21,9 +21,9 @@ impl QueuePair {
     /// and those of other queue pairs that arrived meanwhile, can then be polled from the completion queues. A program
     /// that must not block calls [`begin_drain`](QueuePair::begin_drain) instead.
     ///
-    /// The completions of unsignaled requests that succeed are included, except on UD queue pairs, where they are
-    /// returned with the completion of a later request. If no later request exists, this call waits until the timeout;
-    /// [`reset`](QueuePair::reset) returns the payloads of such requests.
+    /// On RC and UC queue pairs, the completions of unsignaled requests that succeed are included. On a UD queue pair, such
+    /// a request completes only with a later request that is signaled or fails. So if the last request of a UD queue pair
+    /// is unsignaled and succeeds, this call waits until the timeout, and [`reset`](QueuePair::reset) returns the payload.
     ///
     /// # Errors
     ///
