@@ -68,6 +68,8 @@
 //! # fn main() {}
 //! ```
 //!
+//! A [`Datagram`] has an example of UD queue pairs, which need no connection.
+//!
 //! # Not supported
 //!
 //! Extended reliable connections (XRC), raw packets, flow steering rules and device memory are not supported. Devices
@@ -131,7 +133,7 @@ pub use adverb_proto::types::{
     PathMtu, PeerAttributes, Port, PortState, Psn, QpState, Qpn, QueuePairAttributes, RemoteAddress, Status,
     TimestampClock, TimestampSource, Transport,
 };
-pub use adverb_wire::IpHeader;
+pub use adverb_wire::{IpHeader, Ipv4Header, Ipv6Header};
 
 pub use completion_queue::poller::{Poller, PollerExit, PollerOptions, PollerStats};
 pub use completion_queue::{CompletionQueue, CompletionQueueBuilder};

@@ -424,3 +424,27 @@ fn exchange(left: &Side, right: &Side) -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn a_datagram_in_a_pool_buffer_is_a_pool_message() -> Result<()> {
+    let Some(device) = device() else { return Ok(()) };
+    let (left, right) = (Side::new(&device, Transport::Ud)?, Side::new(&device, Transport::Ud)?);
+    left.queue_pair.move_to_rts()?;
+    right.queue_pair.move_to_rts()?;
+    let pool = Pool::new(&right.domain);
+    let destination = left.queue_pair.create_ud_destination(&right.queue_pair.endpoint(), QKEY)?;
+    let exchange = || -> Result<Completion> {
+        let len = 40 + right.queue_pair.max_message_size() as usize;
+        let receiving = right.queue_pair.post_recv(pool.allocate(len)?)?;
+        let mut message = left.domain.allocate_buffer(8)?;
+        message.copy_from_slice(b"datagram");
+        left.queue_pair.post_send(SendRequest::send(message).destination(&destination))?;
+        right.completions.wait(receiving, TIMEOUT)
+    };
+    let error = exchange()?.into_datagram().expect_err("a pool buffer");
+    assert!(error.to_string().contains("`into_pool_message`"), "{error}");
+    let mut message = exchange()?.into_pool_message()?;
+    message.split_to(40)?;
+    assert_eq!(&message[..], b"datagram");
+    Ok(())
+}

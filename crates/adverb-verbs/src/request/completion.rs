@@ -8,7 +8,7 @@ use super::in_flight::Posting;
 use super::operation::{Success, public_outcome};
 use crate::backend::{RawOutcome, flag};
 use crate::error::{Error, Result};
-use crate::memory::{Buffer, Payload, PoolBuf};
+use crate::memory::{Buffer, Payload, PayloadSegment, PoolBuf};
 use crate::request_id::{RequestId, shared_queue_of};
 
 /// The identifiers of the requests of a batch, in the order of posting.
@@ -163,36 +163,53 @@ impl Completion {
         self.payload.into_pool_buf()
     }
 
-    /// Returns the received message: the buffer of the receive request, with its range set to the received bytes.
+    /// Returns the received message: the buffer of the receive request, with its range set to the received bytes. On a UD
+    /// queue pair, they include the 40 bytes of the GRH; [`into_datagram`](Completion::into_datagram) removes those.
     ///
     /// # Errors
     ///
     /// Returns [`Error::RequestFailed`] if the request failed, and [`Error::InvalidRequest`] if its payload is not
-    /// exactly one [`Buffer`].
+    /// exactly one [`Buffer`]. Both drop the payload; [`into_payload`](Completion::into_payload) returns it in all cases.
     pub fn into_message(self) -> Result<Buffer> {
         let length = self.result()?.length as usize;
-        let mut buffer = self.into_buffer().ok_or_else(not_one_buffer)?;
+        let reason = unexpected_payload(&self.payload);
+        let mut buffer = self.into_buffer().ok_or_else(|| Error::InvalidRequest { reason: reason.into() })?;
         let start = buffer.range().start;
         buffer.set_range(start..start + length)?;
         Ok(buffer)
     }
 
-    /// Returns the received message: the pool buffer of the receive request, resized to the received bytes.
+    /// Returns the received message: the pool buffer of the receive request, resized to the received bytes. On a UD queue
+    /// pair, they include the 40 bytes of the GRH; [`PoolBuf::split_to`] removes those.
     ///
     /// # Errors
     ///
     /// Returns [`Error::RequestFailed`] if the request failed, and [`Error::InvalidRequest`] if its payload is not
-    /// exactly one [`PoolBuf`].
+    /// exactly one [`PoolBuf`]. Both drop the payload; [`into_payload`](Completion::into_payload) returns it in all cases.
     pub fn into_pool_message(self) -> Result<PoolBuf> {
         let length = self.result()?.length as usize;
-        let mut buffer = self.into_pool_buf().ok_or_else(not_one_buffer)?;
+        let reason = unexpected_payload(&self.payload);
+        let mut buffer =
+            self.into_pool_buf().ok_or_else(|| Error::InvalidRequest { reason: reason.into() })?;
         buffer.resize(length)?;
         Ok(buffer)
     }
 }
 
-fn not_one_buffer() -> Error {
-    Error::InvalidRequest { reason: "the request does not have exactly one buffer of this kind".into() }
+/// Returns the reason to reject a payload of this kind, with the method for it.
+fn unexpected_payload(payload: &Payload) -> &'static str {
+    match payload {
+        Payload::Empty => "the request has no payload",
+        Payload::One(PayloadSegment::Buffer(_)) => {
+            "the payload is a buffer, and no pool buffer: call `into_message`, or `into_datagram` for a datagram"
+        }
+        Payload::One(PayloadSegment::PoolBuf(_)) => {
+            "the payload is a pool buffer: call `into_pool_message`, which keeps the 40 bytes of a datagram's GRH"
+        }
+        Payload::One(PayloadSegment::Region(_)) => "the payload is a part of a region: call `into_payload`",
+        Payload::Many(_) => "the payload has several segments: call `into_payload`",
+        Payload::Window(_) => "the payload is a memory window: call `into_payload`",
+    }
 }
 
 impl fmt::Display for Completion {

@@ -345,7 +345,9 @@ impl RecvRequest {
     /// Creates a receive request. A message may be shorter than the payload. If the message is longer, the request
     /// fails on a reliable connection; on other transports, the device may drop the message and keep the request.
     ///
-    /// On a UD queue pair, the payload needs 40 bytes for the global route header plus the MTU of the port.
+    /// On a UD queue pair, posting fails if the payload is shorter than 40 bytes, for the global route header (GRH), plus
+    /// the MTU of the port, which is the queue pair's [`max_message_size`](crate::QueuePair::max_message_size).
+    /// [`Datagram`](crate::Datagram) has an example.
     #[inline]
     pub fn new(payload: impl Into<Payload>) -> RecvRequest {
         RecvRequest { payload: payload.into(), tag: 0 }

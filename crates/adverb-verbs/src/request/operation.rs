@@ -8,7 +8,8 @@ use adverb_proto::types::{Failure, Qpn, RemoteAddress};
 pub struct Success {
     /// The completed operation.
     pub operation: CompletedOperation,
-    /// The number of bytes received, for receives, READs and atomics.
+    /// The number of bytes received, for receives, READs and atomics. For a receive of a datagram, it includes the 40
+    /// bytes of the global route header (GRH): 48 for a message of 8 bytes.
     pub length: u32,
 }
 
