@@ -57,17 +57,8 @@ mod error;
 pub mod manual;
 mod report;
 
-#[cfg(feature = "cluster")]
-#[doc(inline)]
-pub use adverb_cluster as cluster;
 #[doc(inline)]
 pub use adverb_net as net;
-#[cfg(feature = "probe")]
-#[doc(inline)]
-pub use adverb_probe as probe;
-#[cfg(feature = "trace")]
-#[doc(inline)]
-pub use adverb_trace as trace;
 #[doc(inline)]
 pub use adverb_verbs as verbs;
 pub use adverb_verbs::Key;
@@ -85,6 +76,18 @@ pub use net::{
 #[doc(no_inline)]
 pub use net::{Connection, Listener, connect};
 pub use report::Report;
+
+// After the others: rustdoc documents the methods of a type that several crates re-export, such as `Key`, with the features
+// of the first re-export.
+#[cfg(feature = "cluster")]
+#[doc(inline)]
+pub use adverb_cluster as cluster;
+#[cfg(feature = "probe")]
+#[doc(inline)]
+pub use adverb_probe as probe;
+#[cfg(feature = "trace")]
+#[doc(inline)]
+pub use adverb_trace as trace;
 
 /// Compiles and runs the README's examples as doctests.
 #[cfg(all(doctest, feature = "soft", feature = "tokio"))]
