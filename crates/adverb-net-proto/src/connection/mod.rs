@@ -420,15 +420,25 @@ impl<B: Buf, R: Region> Connection<B, R> {
             SendState::Shutdown(_) if mutant!(SendAfterShutdown) => {}
             SendState::Shutdown(_) | SendState::Closing(_) => return Err(SendError::Shutdown),
         }
-        if let Phase::Closed(reason) | Phase::Draining { next: Next::End(reason), .. } = self.phase {
-            return Err(SendError::Ended(reason));
-        }
-        if let RecvState::Closed { .. } = self.recv.state {
-            return Err(SendError::Ended(EndReason::PeerClosed));
-        }
+        self.check_not_ended()?;
         match &self.phase {
             Phase::Established { peer, .. } => Ok(peer),
             _ => Err(SendError::WouldBlock),
+        }
+    }
+
+    /// Checks that the connection has not ended, is not ending, and was not closed by the peer.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`SendError::Ended`] with the reason.
+    pub fn check_not_ended(&self) -> Result<(), SendError> {
+        match self.phase {
+            Phase::Closed(reason) | Phase::Draining { next: Next::End(reason), .. } => {
+                Err(SendError::Ended(reason))
+            }
+            _ if self.has_peer_closed() => Err(SendError::Ended(EndReason::PeerClosed)),
+            _ => Ok(()),
         }
     }
 

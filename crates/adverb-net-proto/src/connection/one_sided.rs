@@ -4,12 +4,11 @@ use std::collections::VecDeque;
 
 use adverb_proto::Time;
 
-use super::{Connection, Next, Phase};
+use super::{Connection, Phase};
 use crate::expose::{Exposed, Registration};
 use crate::frame::{ExposedRegion, Frame, FrameKind, MAX_NAME_LEN, copy};
 use crate::memory::{Buf, Memory, Region};
 use crate::mutation::mutant;
-use crate::recv::RecvState;
 use crate::send::SendState;
 use crate::types::{EndReason, Event, SendError, Tag, Violation};
 
@@ -169,12 +168,7 @@ impl<B: Buf, R: Region> Connection<B, R> {
     /// Returns an error if the send queue is full, if the lane is another or not established, or if the connection has
     /// ended.
     pub fn post_operation(&mut self, lane: u32) -> Result<(), SendError> {
-        if let Phase::Closed(reason) | Phase::Draining { next: Next::End(reason), .. } = self.phase {
-            return Err(SendError::Ended(reason));
-        }
-        if let RecvState::Closed { .. } = self.recv.state {
-            return Err(SendError::Ended(EndReason::PeerClosed));
-        }
+        self.check_not_ended()?;
         match &mut self.phase {
             Phase::Established { lane: current, .. } if lane == self.lane_number => {
                 if !current.queue.has_room(1) && !mutant!(OperationUnlimited) {

@@ -123,7 +123,7 @@ impl Driver {
         let core = self.lock();
         let mut regions = core.peer_addresses.iter().rev();
         let found = regions.find_map(|region| Some((region.clone(), region.offsets(addresses)?)));
-        found.ok_or_else(|| RemoteErrorKind::UnknownAddresses { addresses: addresses.clone() })
+        found.ok_or_else(|| end_or(&core, RemoteErrorKind::UnknownAddresses { addresses: addresses.clone() }))
     }
 
     /// Returns the peer's memory of this name, if the peer has exposed it.
@@ -137,9 +137,11 @@ impl Driver {
 
     /// Prepares a READ of a range of the peer's memory.
     pub(crate) fn prepare_read(&self, region: &PeerRegion, range: &Range<u64>) -> Result<PendingOp<'_>> {
-        let (remote_addr, len) = region.range_addr(range, RemoteAccess::READ)?;
-        self.check_len(len)?;
-        Ok(self.operation(SendRequest::read(self.alloc(len)?, remote_addr), region))
+        let request = region.range_addr(range, RemoteAccess::READ).and_then(|(remote_addr, len)| {
+            self.check_len(len)?;
+            Ok(SendRequest::read(self.alloc(len)?, remote_addr))
+        });
+        self.operation(request, region)
     }
 
     /// Prepares a READ into a buffer, whose length is that of the range.
@@ -158,8 +160,8 @@ impl Driver {
             Ok(remote_addr)
         });
         match remote_addr {
-            Ok(remote_addr) => Ok(self.operation(SendRequest::read(buffer, remote_addr), region)),
-            Err(kind) => Err(RemoteError { kind, buffer: Some(buffer) }),
+            Ok(remote_addr) => Ok(self.operation(Ok(SendRequest::read(buffer, remote_addr)), region)?),
+            Err(kind) => Err(RemoteError { kind: end_or(&self.lock(), kind), buffer: Some(buffer) }),
         }
     }
 
@@ -176,9 +178,11 @@ impl Driver {
             .and_then(|remote_addr| self.check_len(len).map(|()| remote_addr));
         let remote_addr = match remote_addr {
             Ok(remote_addr) => remote_addr,
-            Err(kind) => return Err(RemoteError { kind, buffer: bytes.into_buffer() }),
+            Err(kind) => {
+                return Err(RemoteError { kind: end_or(&self.lock(), kind), buffer: bytes.into_buffer() });
+            }
         };
-        Ok(self.operation(SendRequest::write(self.buffer_of(bytes)?, remote_addr), region))
+        Ok(self.operation(Ok(SendRequest::write(self.buffer_of(bytes)?, remote_addr)), region)?)
     }
 
     /// Prepares a fetch-and-add to a word of the peer's memory.
@@ -188,8 +192,10 @@ impl Driver {
         offset: u64,
         add: u64,
     ) -> Result<PendingOp<'_>> {
-        let remote_addr = region.word_addr(offset)?;
-        Ok(self.operation(SendRequest::fetch_add(self.alloc(8)?, remote_addr, add), region))
+        let request = region
+            .word_addr(offset)
+            .and_then(|remote_addr| Ok(SendRequest::fetch_add(self.alloc(8)?, remote_addr, add)));
+        self.operation(request, region)
     }
 
     /// Prepares a compare-and-swap of a word of the peer's memory.
@@ -200,9 +206,10 @@ impl Driver {
         compare: u64,
         swap: u64,
     ) -> Result<PendingOp<'_>> {
-        let remote_addr = region.word_addr(offset)?;
-        let request = SendRequest::compare_swap(self.alloc(8)?, remote_addr, compare, swap);
-        Ok(self.operation(request, region))
+        let request = region.word_addr(offset).and_then(|remote_addr| {
+            Ok(SendRequest::compare_swap(self.alloc(8)?, remote_addr, compare, swap))
+        });
+        self.operation(request, region)
     }
 
     /// Checks that the device can transfer this number of bytes in one request.
@@ -218,9 +225,10 @@ impl Driver {
         self.pool().allocate(len).map_err(|error| RemoteErrorKind::memory(self.peer, error))
     }
 
-    fn operation(&self, request: SendRequest, region: &PeerRegion) -> PendingOp<'_> {
+    fn operation(&self, request: Result<SendRequest>, region: &PeerRegion) -> Result<PendingOp<'_>> {
+        let request = request.map_err(|kind| end_or(&self.lock(), kind))?;
         let region = region.clone();
-        PendingOp { driver: self, request: Some(request), number: None, region, buffer: None }
+        Ok(PendingOp { driver: self, request: Some(request), number: None, region, buffer: None })
     }
 
     /// Posts the operation if the send queue is not full. Returns the buffer once the operation is complete.
@@ -245,17 +253,12 @@ impl Driver {
             };
         }
         check_not_closed(core)?;
-        operation.region.check_exposed(self.peer)?;
+        operation.region.check_exposed(self.peer).map_err(|kind| end_or(core, kind))?;
         match core.connection.post_operation(operation.region.lane()) {
             Ok(()) => {}
             Err(Refusal::WouldBlock) => return Ok(None),
             Err(Refusal::StaleRegion) => return Err(RemoteErrorKind::Stale { peer: self.peer }),
-            Err(refusal) => {
-                return Err(match refused(core, refusal) {
-                    SendErrorKind::ConnectionLost(error) => error.into(),
-                    _ => interrupted(core),
-                });
-            }
+            Err(refusal) => return Err(refused_operation(core, refusal)),
         }
         let Some(request) = operation.request.take() else { return Ok(None) };
         let (number, wr_id) = core.operations.add();
@@ -286,7 +289,7 @@ impl Driver {
         message.into_buffer_of(self.pool().protection_domain()).or_else(|message| {
             let copy = self.pool().allocate_copy(message.bytes());
             copy.map_err(|error| RemoteError {
-                kind: RemoteErrorKind::memory(self.peer, error),
+                kind: end_or(&self.lock(), RemoteErrorKind::memory(self.peer, error)),
                 buffer: message.into_buffer(),
             })
         })
@@ -302,6 +305,25 @@ fn check_exposing(core: &Core) -> Result<()> {
             Err(RemoteErrorKind::NotExposed { peer: core.lane.peer })
         }
         None => Ok(()),
+    }
+}
+
+/// Returns the reason of the end if the connection has ended, and otherwise the error of a failed check. Successful
+/// checks do not look for the end, because that takes the lock.
+#[cold]
+fn end_or(core: &Core, kind: RemoteErrorKind) -> RemoteErrorKind {
+    match (check_not_closed(core), core.connection.check_not_ended()) {
+        (Err(error), _) => error.into(),
+        (Ok(()), Err(refusal)) => refused_operation(core, refusal),
+        (Ok(()), Ok(())) => kind,
+    }
+}
+
+/// Returns the error of an operation on a connection that has ended.
+fn refused_operation(core: &Core, refusal: Refusal) -> RemoteErrorKind {
+    match refused(core, refusal) {
+        SendErrorKind::ConnectionLost(error) => error.into(),
+        _ => interrupted(core),
     }
 }
 

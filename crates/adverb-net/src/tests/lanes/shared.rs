@@ -206,10 +206,43 @@ fn a_withdrawal_ends_a_connection_with_an_operation_in_flight() {
     assert_eq!(read(&peers.clients[0], 8).unwrap(), 8);
     assert!(peers.servers[0].withdraw("chunks"));
     let error = read_without_announcements(&peers.clients[0]);
-    let RemoteErrorKind::ConnectionLost(reason) = &error else { panic!("{error:?}") };
-    let is_refused = matches!(reason, ConnectionError::RequestFailed { status: Status::RemoteAccess, .. });
-    assert!(is_refused, "{reason:?}");
+    assert!(is_refused(&error), "{error:?}");
     assert!(error.is_retryable() && error.hint().unwrap().starts_with("connect again"), "{:?}", error.hint());
+}
+
+/// Whether the peer's device has refused an operation, which ended the connection.
+fn is_refused(error: &RemoteErrorKind) -> bool {
+    let RemoteErrorKind::ConnectionLost(reason) = error else { return false };
+    matches!(reason, ConnectionError::RequestFailed { status: Status::RemoteAccess, .. })
+}
+
+#[test]
+fn every_operation_of_an_ended_connection_returns_the_reason_of_the_end() {
+    let peers = connect_and_expose(&sharing(), &region(), 1);
+    let (client, server) = (&peers.clients[0], &peers.servers[0]);
+    let pages = Pages::new(4096).unwrap();
+    server.expose_addresses(1 << 20, pages, RemoteAccess::READ).unwrap();
+    let (chunks, space) = (client.remote_region("chunks").unwrap(), client.address_space().unwrap());
+    assert!(server.withdraw("chunks"));
+    let error = read_without_announcements(client);
+    assert!(is_refused(&error), "{error:?}");
+    // The connection may still be draining, and the announcement of the withdrawal arrives meanwhile.
+    for _ in 0..2 {
+        let errors = [
+            chunks.read(0..8).unwrap_err(), // withdrawn
+            chunks.read_many([0..8, 8..16]).unwrap_err(),
+            chunks.read(0..u64::MAX).unwrap_err(), // out of bounds
+            chunks.read_into(u64::MAX, client.pool().allocate(8).unwrap()).unwrap_err(),
+            chunks.write(0, b"x").unwrap_err(),  // not permitted
+            chunks.fetch_add(4, 1).unwrap_err(), // not aligned
+            chunks.compare_swap(0, 1, 2).unwrap_err(),
+            space.read(0..8).unwrap_err(), // not exposed
+        ];
+        for (index, error) in errors.iter().enumerate() {
+            assert!(is_refused(&error.kind), "{index}: {error:?}");
+        }
+        assert!(client.recv().is_err());
+    }
 }
 
 #[test]
