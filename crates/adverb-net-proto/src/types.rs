@@ -314,7 +314,8 @@ pub enum EndReason {
     Closed,
     /// The peer closed the connection.
     PeerClosed,
-    /// The peer ended the connection without a close: its program has exited, or dropped the connection.
+    /// The peer ended the connection without a close: its program has exited or dropped the connection, or it had no memory
+    /// for a message.
     PeerAborted,
     /// The application aborted the connection.
     Aborted,
@@ -344,7 +345,10 @@ impl fmt::Display for EndReason {
             EndReason::Closed => write!(f, "the connection was closed"),
             EndReason::PeerClosed => write!(f, "the peer closed the connection"),
             EndReason::PeerAborted => {
-                write!(f, "the peer's program exited, or dropped the connection, without closing it")
+                write!(
+                    f,
+                    "the peer's program exited, dropped the connection without closing it, or had no memory for a message"
+                )
             }
             EndReason::Aborted => write!(f, "the connection was aborted"),
             EndReason::RequestFailed(status) => write!(f, "a request failed: {status}"),

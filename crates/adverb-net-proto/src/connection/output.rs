@@ -328,16 +328,19 @@ impl<B: Buf, R: Region> Connection<B, R> {
     }
 
     /// Returns the write that announces an end without a close, unless the peer already knows that the connection ends.
-    /// The driver posts it as the last request. It does so too if a close has exceeded its time limit, before it drains
-    /// the lane.
+    /// The driver posts it as the last request. It does so too if a close has exceeded its time limit, or memory could not
+    /// be allocated or registered, before it drains the lane.
     pub fn abort_write(&mut self) -> Option<Post<B>> {
         let has_posted_close = self.is_closing() && self.is_flushed();
         if has_posted_close || self.has_peer_closed() {
             return None;
         }
         let (Phase::Established { lane, peer }
-        | Phase::Draining { lane, peer: Some(peer), next: Next::End(EndReason::CloseTimedOut) }) =
-            &mut self.phase
+        | Phase::Draining {
+            lane,
+            peer: Some(peer),
+            next: Next::End(EndReason::CloseTimedOut | EndReason::OutOfMemory),
+        }) = &mut self.phase
         else {
             return None;
         };

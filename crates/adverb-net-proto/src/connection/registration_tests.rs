@@ -56,6 +56,22 @@ fn a_message_that_cannot_be_registered_is_reported() {
 }
 
 #[test]
+fn a_lack_of_memory_is_an_abort_for_the_peer() {
+    let mut pair = Pair::new(resumable());
+    pair.send_rendezvous(0, &[2; 300]).expect("credits");
+    pair.reconnect();
+    pair.resume();
+    let connection = pair.side(0).0;
+    let Register { id, memory } = connection.poll_register().expect("the message");
+    connection.handle_register_failed(id, memory);
+    let post = connection.abort_write();
+    let Some(Post::Write { buf: None, immediate, .. }) = post else { panic!("{post:?}") };
+    let (connection, memory) = pair.side(1);
+    connection.handle_completion(memory, Completed::Received { immediate, len: 0 }, Time::ZERO);
+    assert!(pair.events_of_end(1).contains(&Event::Closed(EndReason::PeerAborted)));
+}
+
+#[test]
 fn an_exposed_region_that_cannot_be_registered_is_released() {
     let mut pair = Pair::new(resumable());
     let (connection, memory) = pair.side(0);

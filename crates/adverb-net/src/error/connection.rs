@@ -29,8 +29,11 @@ pub enum ConnectionError {
         /// The peer's address.
         peer: SocketAddr,
     },
-    /// The peer ended the connection without closing it: its program exited, or dropped the connection.
-    #[error("the program at {peer} exited, or dropped the connection, without closing it")]
+    /// The peer ended the connection without closing it: its program exited or dropped the connection, or it had no memory
+    /// for a message, because the limit of its [pool](crate::Options::pool) is reached.
+    #[error(
+        "the program at {peer} exited, dropped the connection without closing it, or had no memory for a message"
+    )]
     PeerAborted {
         /// The peer's address.
         peer: SocketAddr,

@@ -6,8 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{scope, sleep};
 use std::time::Duration;
 
+use adverb_verbs::Error;
+use adverb_verbs::memory::Pool;
+
 use super::{Stop, connected, fail_repeatedly, options_per_bootstrap, options_without_reconnect};
+use crate::blocking::Stream;
 use crate::driver::Driver;
+use crate::error::{ConnectionError, SendErrorKind};
+use crate::options::Options;
 
 /// Returns the byte at this offset of the stream.
 fn byte(at: usize) -> u8 {
@@ -182,5 +188,65 @@ async fn streams_of_tasks_lose_and_duplicate_no_byte() {
         };
         assert_eq!((left_wrote, right_wrote), (right_read, left_read));
         assert!(failing.join().unwrap());
+    }
+}
+
+/// Returns options with a pool that has at most this number of bytes.
+fn options_with_pool(max_bytes: usize) -> Options {
+    let options = options_without_reconnect();
+    let domain = options.device.as_ref().unwrap().create_protection_domain().unwrap();
+    options.pool(&Pool::builder().max_bytes(max_bytes).create(&domain))
+}
+
+#[test]
+fn a_pool_without_memory_for_a_message_of_the_peer_ends_the_connection_of_both() {
+    let (_listener, left, right) = connected([&options_without_reconnect(), &options_with_pool(256 << 10)]);
+    left.send(vec![1; 512 << 10]).unwrap();
+    let error = right.closed();
+    let ConnectionError::Device { source, .. } = &error else { panic!("{error:?}") };
+    assert!(matches!(**source, Error::LimitExceeded { .. }), "{source:?}");
+    let error = left.closed();
+    assert!(matches!(error, ConnectionError::PeerAborted { .. }), "{error:?}");
+}
+
+#[test]
+fn a_pool_without_memory_for_a_message_of_this_side_is_an_error_of_the_call() {
+    let (_listener, left, right) = connected([&options_with_pool(256 << 10), &options_without_reconnect()]);
+    let error = left.send(vec![1; 512 << 10]).unwrap_err();
+    assert!(matches!(error.kind, SendErrorKind::Memory { .. }), "{error:?}");
+    left.send(b"usable").unwrap();
+    assert_eq!(&right.recv().unwrap().unwrap()[..], b"usable");
+}
+
+/// The manual names this limit.
+#[test]
+fn a_pool_with_twice_the_limit_of_the_receiver_and_four_mebibytes_suffices_for_a_stream() {
+    for limit in [0, 4 << 20] {
+        let receiver = options_with_pool(2 * limit + (4 << 20)).recv_buffer_limit(limit);
+        let (_listener, left, right) = connected([&options_without_reconnect(), &receiver]);
+        let [left, mut right] = [left, right].map(Stream::new);
+        scope(|scope| {
+            scope.spawn(|| {
+                let (mut left, mut at) = (left, 0);
+                for number in 0..60 {
+                    let piece = piece(number, at);
+                    left.write_all(&piece).unwrap();
+                    at += piece.len();
+                }
+            });
+            let (mut piece, mut at) = (vec![0; 100_000], 0);
+            loop {
+                let count = right.read(&mut piece).unwrap();
+                check(at, &piece[..count]);
+                at += count;
+                if count == 0 {
+                    break;
+                }
+                if at % 7 == 0 {
+                    // The peer fills the buffer.
+                    sleep(Duration::from_millis(1));
+                }
+            }
+        });
     }
 }

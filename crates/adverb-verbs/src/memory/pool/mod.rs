@@ -223,6 +223,9 @@ impl PoolBuilder {
     }
 
     /// Sets the maximum number of bytes that may be registered at once. The default is no limit.
+    ///
+    /// A connection (`adverb::net`) whose pool has no memory for a message of the peer ends. The manual tells how much a
+    /// connection needs (`adverb::manual::streams`).
     pub fn max_bytes(mut self, bytes: usize) -> PoolBuilder {
         self.max_bytes = bytes;
         self
