@@ -6,6 +6,7 @@ use std::time::Duration;
 use adverb_net_proto::{
     MAX_MESSAGE_SIZE, MAX_OUTSTANDING_WRITES, MAX_RING_SIZE, MIN_OUTSTANDING_WRITES, MIN_RING_SIZE,
 };
+use adverb_verbs::internal::is_same_device;
 use adverb_verbs::memory::Pool;
 use adverb_verbs::{self as verbs, Device, Key, PathMtu, Traffic};
 
@@ -20,7 +21,8 @@ const DEFAULT_MAX_MESSAGE_SIZE: u32 = 64 << 20;
 ///
 /// A setter accepts any value. [`connect`](crate::blocking::Connector::connect) and
 /// [`bind`](crate::blocking::ListenerBuilder::bind) return [`ConnectError::InvalidOption`] and
-/// [`BindError::InvalidOption`] if a value is outside its range.
+/// [`BindError::InvalidOption`] if a value is outside its range, and [`ConnectError::ForeignPool`] and
+/// [`BindError::ForeignPool`] if the pool belongs to another device.
 ///
 /// ```
 /// use std::time::Duration;
@@ -94,8 +96,12 @@ impl Options {
 
     /// Sets the pool for the memory of messages. By default, each connection has a pool of its own.
     ///
-    /// The pool must belong to the [device](Options::device) of the connection. If no device is set yet, this method
-    /// also sets [`device`](Options::device) to that of the pool.
+    /// Without [`device`](Options::device), connections use the device of the pool. With both options, the pool must belong
+    /// to that device.
+    ///
+    /// A connection whose pool has no memory for a message of the peer ends. The manual tells how much memory a connection
+    /// needs, if [`PoolBuilder::max_bytes`](adverb_verbs::memory::PoolBuilder::max_bytes) limits the pool
+    /// (`adverb::manual::streams`).
     ///
     /// Connections that share a pool share its protection domain, and a memory key is valid for every connection of
     /// its domain. A peer that guesses the key of memory exposed to another peer can therefore access that memory. (A
@@ -169,7 +175,7 @@ impl Options {
     /// The default is 4 MiB.
     ///
     /// Each message counts as its size plus 64 bytes. The connection always buffers one message, regardless of its
-    /// size.
+    /// size. The manual describes how to limit memory (`adverb::manual::streams`).
     pub fn recv_buffer_limit(mut self, bytes: usize) -> Options {
         self.recv_buffer_limit = bytes;
         self
@@ -183,7 +189,7 @@ impl Options {
     /// the message.
     ///
     /// A peer can cause an allocation of this size with a frame of 32 bytes, so raise the value only as far as the
-    /// application needs. The value does not limit streams.
+    /// application needs. A stream carries any number of bytes, in messages of at most this size.
     pub fn max_message_size(mut self, bytes: u32) -> Options {
         self.max_message_size = bytes;
         self
@@ -321,12 +327,18 @@ impl Options {
         self
     }
 
-    /// Checks the options that have a range.
+    /// Checks the options that have a range, and that the pool is one of the device.
     pub(crate) fn check(&self) -> Result<(), InvalidOption> {
         check_range("recv_ring_size", self.recv_ring_size, MIN_RING_SIZE, MAX_RING_SIZE)?;
         let writes = self.max_outstanding_writes;
         check_range("max_outstanding_writes", writes, MIN_OUTSTANDING_WRITES, MAX_OUTSTANDING_WRITES)?;
-        check_range("max_message_size", self.max_message_size, 0, MAX_MESSAGE_SIZE)
+        check_range("max_message_size", self.max_message_size, 0, MAX_MESSAGE_SIZE)?;
+        let (Some(device), Some(pool)) = (&self.device, &self.pool) else { return Ok(()) };
+        let of_pool = pool.protection_domain().device();
+        if is_same_device(device, of_pool) {
+            return Ok(());
+        }
+        Err(InvalidOption::ForeignPool { device: device.name().into(), of_pool: of_pool.name().into() })
     }
 }
 
@@ -335,26 +347,36 @@ fn check_range(option: &'static str, value: u32, min: u32, max: u32) -> Result<(
     if (min..=max).contains(&value) {
         return Ok(());
     }
-    Err(InvalidOption { option, value: value.into(), min: min.into(), max: max.into() })
+    Err(InvalidOption::OutOfRange { option, value: value.into(), min: min.into(), max: max.into() })
 }
 
-/// An option outside its range.
-pub(crate) struct InvalidOption {
-    option: &'static str,
-    value: u64,
-    min: u64,
-    max: u64,
+/// An invalid option.
+pub(crate) enum InvalidOption {
+    /// The option is outside its range.
+    OutOfRange { option: &'static str, value: u64, min: u64, max: u64 },
+    /// The pool belongs to another device.
+    ForeignPool { device: Box<str>, of_pool: Box<str> },
 }
 
 impl From<InvalidOption> for ConnectError {
-    fn from(InvalidOption { option, value, min, max }: InvalidOption) -> ConnectError {
-        ConnectError::InvalidOption { option, value, min, max }
+    fn from(invalid: InvalidOption) -> ConnectError {
+        match invalid {
+            InvalidOption::OutOfRange { option, value, min, max } => {
+                ConnectError::InvalidOption { option, value, min, max }
+            }
+            InvalidOption::ForeignPool { device, of_pool } => ConnectError::ForeignPool { device, of_pool },
+        }
     }
 }
 
 impl From<InvalidOption> for BindError {
-    fn from(InvalidOption { option, value, min, max }: InvalidOption) -> BindError {
-        BindError::InvalidOption { option, value, min, max }
+    fn from(invalid: InvalidOption) -> BindError {
+        match invalid {
+            InvalidOption::OutOfRange { option, value, min, max } => {
+                BindError::InvalidOption { option, value, min, max }
+            }
+            InvalidOption::ForeignPool { device, of_pool } => BindError::ForeignPool { device, of_pool },
+        }
     }
 }
 
@@ -388,6 +410,8 @@ pub enum Bootstrap {
 
 #[cfg(all(test, feature = "soft"))]
 mod tests {
+    use adverb_verbs::SoftDevice;
+
     use super::*;
     use crate::blocking::{Connector, Listener};
 
@@ -414,6 +438,22 @@ mod tests {
             };
             assert_eq!((option, value, min), (name, number, minimum));
         }
+    }
+
+    #[test]
+    fn a_pool_of_another_device_is_an_error_of_bind_and_connect() {
+        let devices = [(); 2].map(|()| SoftDevice::loopback().open().unwrap());
+        let pool = Pool::new(&devices[0].create_protection_domain().unwrap());
+        let orders =
+            [Options::new().pool(&pool).device(&devices[1]), Options::new().device(&devices[1]).pool(&pool)];
+        for options in orders {
+            let bound = Listener::builder().options(&options).bind("127.0.0.1:0").map(drop);
+            assert!(matches!(bound, Err(BindError::ForeignPool { .. })), "{bound:?}");
+            let connected = Connector::new().options(&options).connect("127.0.0.1:1").map(drop);
+            assert!(matches!(connected, Err(ConnectError::ForeignPool { .. })), "{connected:?}");
+            assert!(options.device(&devices[0]).check().is_ok());
+        }
+        assert!(Options::new().pool(&pool).check().is_ok());
     }
 
     #[test]

@@ -11,7 +11,7 @@ use adverb_verbs as verbs;
 use adverb_verbs::Gid;
 use adverb_verbs::cm::RejectReason;
 
-use super::{ConnectionError, DESCRIPTORS_HINT, into_io_error, is_descriptor_shortage};
+use super::{ConnectionError, DESCRIPTORS_HINT, FOREIGN_POOL_HINT, into_io_error, is_descriptor_shortage};
 use crate::protocol::handshake::{Flaw, Refusal, VERSION};
 
 /// The error of a connection that could not be established.
@@ -148,6 +148,14 @@ pub enum ConnectError {
         min: u64,
         /// The maximum.
         max: u64,
+    },
+    /// The options have a device, and a pool of another device.
+    #[error("`Options::pool` is a pool of {of_pool}, but `Options::device` is {device}")]
+    ForeignPool {
+        /// The name of the device.
+        device: Box<str>,
+        /// The name of the pool's device.
+        of_pool: Box<str>,
     },
     /// The peer does not know the connection that is to be re-established: its program has restarted, has closed the
     /// connection, or has stopped waiting. Only [`ConnectionError::ReconnectFailed`] has this error, as its source.
@@ -287,6 +295,7 @@ impl ConnectError {
             ConnectError::ForeignGid { .. } => FOREIGN_GID_HINT,
             ConnectError::ProtocolViolation { .. } => "use the same version of Adverb on both sides",
             ConnectError::DescriptorLimit { .. } => DESCRIPTORS_HINT,
+            ConnectError::ForeignPool { .. } => FOREIGN_POOL_HINT,
             ConnectError::ReconnectTimedOut { .. } => {
                 "check that the peer's program runs, and that the listener of the connection exists"
             }
@@ -333,6 +342,7 @@ impl ConnectError {
             | ConnectError::ForeignGid { .. }
             | ConnectError::ProtocolViolation { .. }
             | ConnectError::InvalidOption { .. }
+            | ConnectError::ForeignPool { .. }
             | ConnectError::SessionUnknown { .. }
             | ConnectError::ReconnectTimedOut { .. }
             | ConnectError::System { .. } => false,
@@ -486,7 +496,7 @@ into_io_error! {
         | ConnectError::ProtocolViolation { .. }
         | ConnectError::SessionUnknown { .. } => io::ErrorKind::ConnectionRefused,
         ConnectError::NoDevice { .. } => io::ErrorKind::NotFound,
-        ConnectError::InvalidOption { .. } => io::ErrorKind::InvalidInput,
+        ConnectError::InvalidOption { .. } | ConnectError::ForeignPool { .. } => io::ErrorKind::InvalidInput,
         ConnectError::Device { .. } => io::ErrorKind::Other,
         ConnectError::ConnectionLost(error) => error.io_kind(),
     },

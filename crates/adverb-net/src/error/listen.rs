@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use adverb_verbs as verbs;
 
 use super::connect::{host_name, resolve_hint};
-use super::{DESCRIPTORS_HINT, into_io_error, is_descriptor_shortage, os_error};
+use super::{DESCRIPTORS_HINT, FOREIGN_POOL_HINT, into_io_error, is_descriptor_shortage, os_error};
 
 /// The error of a listener that could not be bound to an address.
 ///
@@ -72,6 +72,14 @@ pub enum BindError {
         min: u64,
         /// The maximum.
         max: u64,
+    },
+    /// The options have a device, and a pool of another device.
+    #[error("`Options::pool` is a pool of {of_pool}, but `Options::device` is {device}")]
+    ForeignPool {
+        /// The name of the device.
+        device: Box<str>,
+        /// The name of the pool's device.
+        of_pool: Box<str>,
     },
     /// The name of a region that the listener exposes is too long.
     #[error("the name of an exposed region has {len} bytes, but the maximum is {max}")]
@@ -171,6 +179,7 @@ impl BindError {
             BindError::NoDevice { source: Some(source), .. }
             | BindError::Region { source, .. }
             | BindError::Device { source, .. } => return source.hint(),
+            BindError::ForeignPool { .. } => FOREIGN_POOL_HINT,
             BindError::InvalidOption { .. } | BindError::System { .. } => return None,
         };
         Some(hint.into())
@@ -189,6 +198,7 @@ impl BindError {
             | BindError::PermissionDenied { .. }
             | BindError::NoDevice { source: None, .. }
             | BindError::InvalidOption { .. }
+            | BindError::ForeignPool { .. }
             | BindError::RegionName { .. }
             | BindError::DuplicateRegionName { .. }
             | BindError::System { .. } => false,
@@ -284,6 +294,7 @@ into_io_error! {
         | BindError::System { source, .. } => source.kind(),
         BindError::NoDevice { .. } => io::ErrorKind::NotFound,
         BindError::InvalidOption { .. }
+        | BindError::ForeignPool { .. }
         | BindError::RegionName { .. }
         | BindError::DuplicateRegionName { .. } => io::ErrorKind::InvalidInput,
         BindError::Region { .. } => io::ErrorKind::OutOfMemory,

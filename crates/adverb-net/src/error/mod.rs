@@ -31,6 +31,9 @@ pub(crate) trait WaitError: From<ConnectionError> {
 
 /// The hint of an error for lack of descriptors.
 const DESCRIPTORS_HINT: &str = "raise the limit of open files (`ulimit -n`)";
+/// The hint for a pool of another device than that of the options.
+const FOREIGN_POOL_HINT: &str =
+    "remove `Options::device`, or create the pool in a protection domain of that device";
 
 /// The hint of an operation that has exceeded its time limit while the connection was being re-established.
 const RECONNECTING_HINT: &str = "raise `Options::timeout` above the time that detecting a failure and reconnecting take, \
