@@ -250,9 +250,9 @@ impl Connection {
     /// side has not received yet are discarded, and other calls fail from now on, also those that wait.
     ///
     /// Eager messages count as received when they are in the peer's memory, even if its program has not read them yet.
-    /// A rendezvous message counts as received when the peer has read it. The peer's program can still receive all of
-    /// them, but discards those that it has not received if it closes or aborts the connection, ends, or has given up
-    /// the handshake. Let the peer reply if you need to know that it has processed a message.
+    /// A rendezvous message counts as received when the peer has read it. The peer's program can receive these messages
+    /// after the close, until it closes or drops the connection itself. A peer whose handshake has exceeded
+    /// [`Options::connect_timeout`] discards them. Let the peer reply if you need to know that it has processed a message.
     ///
     /// # Errors
     ///

@@ -22,6 +22,14 @@ use crate::shared_region::{Exposure, SharedRegion};
 
 /// Connects to a [listener](Listener) with the default [options](Options).
 ///
+$(#[$tasks]
+/// The address implements tokio's [`ToSocketAddrs`](https://docs.rs/tokio/latest/tokio/net/trait.ToSocketAddrs.html), such as
+/// `"host:7471"` or a [`SocketAddr`].
+)?
+$(#[$threads]
+/// The address implements std's [`ToSocketAddrs`](std::net::ToSocketAddrs), such as `"host:7471"` or a [`SocketAddr`].
+)?
+///
 /// # Errors
 ///
 /// Returns the errors of [`Connector::connect`].
@@ -78,7 +86,8 @@ impl Connector {
         self
     }
 
-    /// Connects to a listener. If the host name has several addresses, the connector tries the addresses in turn.
+    /// Connects to a listener at an address, of a type that the function [`connect`](fn@connect) describes. If the host name
+    /// has several addresses, the connector tries the addresses in turn.
     ///
     /// # Errors
     ///
@@ -95,7 +104,8 @@ impl Connector {
     /// - Returns [`ConnectError::DescriptorLimit`] if the process has no file descriptors left, and
     ///   [`ConnectError::Device`] if this side's device fails: its source tells lack of permission and of locked memory
     ///   apart.
-    /// - Returns [`ConnectError::InvalidOption`] if an [option](Options) is outside its range.
+    /// - Returns [`ConnectError::InvalidOption`] if an [option](Options) is outside its range, and
+    ///   [`ConnectError::ForeignPool`] if [`Options::pool`] does not belong to [`Options::device`].
     $(#[$tasks]
     /// # Cancel safety
     ///
@@ -180,9 +190,10 @@ impl ListenerBuilder {
     /// connection. The connections then [share](Options::shared_domain) a protection domain, in which
     /// [`bind`](ListenerBuilder::bind) registers the region once for each device of the listener.
     ///
-    /// A listener with more than a few regions announces them while a call waits in [`accept`](Listener::accept). A peer
-    /// that does not receive the announcements is accepted after [`Options::connect_timeout`], and later calls that use
-    /// the connection announce the remaining regions.
+    /// [`accept`](Listener::accept) returns a connection after it has posted the announcements. The peer's ring has room for
+    /// those of a few regions, and the peer must receive them before more are posted. If that takes longer than
+    /// [`Options::connect_timeout`], `accept` returns the connection, and later calls that use it announce the remaining
+    /// regions.
     pub fn expose_region(
         mut self,
         name: impl Into<String>,
@@ -201,8 +212,8 @@ impl ListenerBuilder {
     /// [`BindError::DuplicateRegionName`] if two regions have the same name, and [`BindError::Region`] if a region cannot be
     /// registered.
     ///
-    /// Returns the errors of [`Listener::bind`], and [`BindError::InvalidOption`] if an [option](Options) is outside its
-    /// range.
+    /// Returns the errors of [`Listener::bind`], [`BindError::InvalidOption`] if an [option](Options) is outside its range,
+    /// and [`BindError::ForeignPool`] if [`Options::pool`] does not belong to [`Options::device`].
     $(#[$tasks]
     /// # Cancel safety
     ///

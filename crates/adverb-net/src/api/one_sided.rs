@@ -26,6 +26,9 @@ impl Connection {
     ///
     /// The returned region copies bytes in and out, because the peer may change the memory at any time.
     ///
+    /// The peer gets the rights `access` to all of the memory. If it may change only some words, such as counters, expose
+    /// these under another name, with [`RemoteAccess::ATOMIC`].
+    ///
     /// The call allocates and registers the memory, which takes time in proportion to its length.
     $(#[$tasks]
     /// The first poll of the future does that, and blocks its thread. For large memory, expose a [`SharedRegion`] instead.
@@ -33,8 +36,8 @@ impl Connection {
     ///
     /// A call that fails or is canceled withdraws the memory. If a memory window exposes it
     /// ([`withdraw`](Connection::withdraw) tells when) and the bind of the window is in flight, the bind fails, and with it the
-    /// queue pair: the connection [reconnects](Options::reconnect), or ends. The bind is in flight as long as earlier requests of
-    /// the queue pair are, for example because the peer's device does not acknowledge them.
+    /// queue pair: the connection [reconnects](Options::reconnect), or ends. The queue pair executes the bind after its earlier
+    /// requests, so the bind is in flight until the peer's device has acknowledged those.
     ///
     /// # Errors
     ///
@@ -58,12 +61,16 @@ impl Connection {
     /// Exposes memory that other connections expose, too, to this peer, under a name by which the peer
     /// [finds](Connection::remote_region) it. The peer gets the rights `access`, whatever rights other peers have.
     ///
+    /// The rights apply to the whole region: a part of a region cannot be exposed. Use a second region for words that peers
+    /// change with [`RemoteAccess::ATOMIC`], such as counters, so that they cannot change the rest.
+    ///
     /// The memory is registered once for all connections that share a protection domain. The first call for a domain
     /// registers it, which takes time in proportion to its length, and other calls that need the registration wait for it.
     $(#[$tasks]
     /// A thread for blocking calls of the runtime registers it, so other tasks run meanwhile.
     )?
-    /// To register it earlier, let a [listener](super::ListenerBuilder::expose_region) with clones of the same options expose it.
+    /// A [listener](super::ListenerBuilder::expose_region) registers the regions that it exposes to all of its peers earlier,
+    /// when it is bound.
     ///
     /// The memory stays exposed until it is [withdrawn](Connection::withdraw), until it is withdrawn from [all
     /// peers](SharedRegion::withdraw), or until the connection ends. The connection keeps the memory allocated until
@@ -100,9 +107,11 @@ impl Connection {
     /// Withdraws the memory that this side exposes to the peer under a name. Returns `false` if there is none.
     ///
     /// The peer has no access any more when the call returns, whether its program cooperates or not. The withdrawal is
-    /// also announced, in order with the messages. After a call of the peer has received the announcement, the peer's
-    /// operations on the memory return [`RemoteErrorKind::Withdrawn`], without an effect on the connection, and its
-    /// [`remote_region`](Connection::remote_region) waits until memory is exposed under the name again.
+    /// also announced, in order with the messages: a peer that receives a message which this side sends after the
+    /// withdrawal has received the announcement before. The peer's operations on the memory then return
+    /// [`RemoteErrorKind::Withdrawn`], without an effect on the connection, and its
+    /// [`remote_region`](Connection::remote_region) waits until memory is exposed under the name again. An operation such
+    /// as [`read`](RemoteRegion::read) posts its request before it receives announcements that have arrived.
     ///
     /// **Operations that the peer posts earlier, and those in flight, fail at this side's device, which fails the
     /// connection's queue pair.** The connection then [reconnects](Options::reconnect), or ends. To prevent that, send
@@ -112,14 +121,15 @@ impl Connection {
     /// always if the connection [shares](Options::shared_domain) its protection domain, and its device has windows.
     /// Otherwise, this side fails the queue pair itself, so that the connection reconnects without the memory, or ends
     /// with [`ConnectionError::MemoryWithdrawn`](crate::ConnectionError::MemoryWithdrawn).
-    /// It does the same if the device fails to free the window.
+    /// This side also fails the queue pair if the device fails to free the window.
     /// On a device without windows, or with a shared [pool](Options::pool) alone, a peer that remembers the key of memory
     /// in a shared domain can use it over another queue pair, also over one of its later connections, as long as the
     /// memory is registered.
     ///
-    /// The queue pair binds a window in the order of its requests. [`expose`](Connection::expose) and
-    /// [`expose_region`](Connection::expose_region) wait for the bind. A handshake and a reconnect do not, so a withdrawal
-    /// may then precede the bind: the bind fails, and with it the queue pair.
+    /// If the bind of the window is still in flight, the withdrawal fails the bind, and with it the queue pair. That cannot
+    /// happen to memory after [`expose`](Connection::expose) or [`expose_region`](Connection::expose_region) has returned,
+    /// because both wait for the bind. It can happen soon after a listener has accepted a connection for which it exposes a
+    /// region, and soon after a reconnect, because neither waits for the binds.
     pub fn withdraw(&self, name: &str) -> bool {
         self.driver.withdraw(name)
     }

@@ -39,8 +39,8 @@ crate::api::stream!(Stream: reader.shared, ReadHalf: shared, WriteHalf: shared);
 ///   the written bytes and the end of the stream, if it reads them within [`Options::connect_timeout`]. If the runtime
 ///   has shut down, the connection ends at once.
 ///
-/// A stream ignores [`Options::timeout`]: its calls have no time limit. It has no message boundaries and no immediate
-/// data, so the peer can use messages instead of a stream.
+/// A stream ignores [`Options::timeout`]: its calls have no time limit. The peer may use a [`Connection`] instead of a
+/// stream: it receives the written bytes as messages of any sizes, and the stream returns the bytes of its messages.
 ///
 /// ```
 /// use adverb::net::{Listener, connect_stream};

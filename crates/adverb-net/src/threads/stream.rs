@@ -26,8 +26,8 @@ crate::api::stream!(Stream: reader.shared, ReadHalf: shared, WriteHalf: shared);
 /// - **Dropping** the stream closes the connection like [`Connection::close`], which waits for up to
 ///   [`Options::connect_timeout`]: the peer receives the written bytes and the end of the stream.
 ///
-/// Reads and writes wait no longer than [`Options::timeout`]. A stream has no message boundaries and no immediate
-/// data, so the peer can use messages instead of a stream.
+/// Reads and writes wait no longer than [`Options::timeout`]. The peer may use a [`Connection`] instead of a stream: it
+/// receives the written bytes as messages of any sizes, and the stream returns the bytes of its messages.
 ///
 /// ```
 /// use std::io::{Read, Write};
