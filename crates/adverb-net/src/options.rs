@@ -99,9 +99,9 @@ impl Options {
     /// Without [`device`](Options::device), connections use the device of the pool. With both options, the pool must belong
     /// to that device.
     ///
-    /// A connection whose pool has no memory for a message of the peer ends. The manual tells how much memory a connection
-    /// needs, if [`PoolBuilder::max_bytes`](adverb_verbs::memory::PoolBuilder::max_bytes) limits the pool
-    /// (`adverb::manual::streams`).
+    /// A connection whose pool has no memory for a message of the peer ends. The manual's chapter about streams
+    /// (`adverb::manual::streams`) says how much memory a connection needs, for pools with
+    /// [`PoolBuilder::max_bytes`](adverb_verbs::memory::PoolBuilder::max_bytes).
     ///
     /// Connections that share a pool share its protection domain, and a memory key is valid for every connection of
     /// its domain. A peer that guesses the key of memory exposed to another peer can therefore access that memory. (A
@@ -175,7 +175,7 @@ impl Options {
     /// The default is 4 MiB.
     ///
     /// Each message counts as its size plus 64 bytes. The connection always buffers one message, regardless of its
-    /// size. The manual describes how to limit memory (`adverb::manual::streams`).
+    /// size. The manual's chapter about streams (`adverb::manual::streams`) describes how to limit memory.
     pub fn recv_buffer_limit(mut self, bytes: usize) -> Options {
         self.recv_buffer_limit = bytes;
         self

@@ -224,8 +224,8 @@ impl PoolBuilder {
 
     /// Sets the maximum number of bytes that may be registered at once. The default is no limit.
     ///
-    /// A connection (`adverb::net`) whose pool has no memory for a message of the peer ends. The manual tells how much a
-    /// connection needs (`adverb::manual::streams`).
+    /// A connection (`adverb::net`) whose pool has no memory for a message of the peer ends. The manual's chapter about
+    /// streams (`adverb::manual::streams`) says how much memory a connection needs.
     pub fn max_bytes(mut self, bytes: usize) -> PoolBuilder {
         self.max_bytes = bytes;
         self
