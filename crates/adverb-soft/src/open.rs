@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use adverb_proto::Congestion;
 use adverb_proto::types::{Gid, PathMtu};
 
-use crate::link::{Bundle, Capture, FaultConfig, FaultLink, Interface, Link, Switch, UdpConfig, UdpLink};
+use crate::link::{
+    Bundle, Capture, FaultConfig, FaultLink, Interface, Link, MemoryUse, Switch, UdpConfig, UdpLink,
+};
 use crate::{Nic, NicOptions};
 
 /// The options of a NIC.
@@ -31,6 +33,9 @@ pub struct Options {
     pub exclusive: bool,
     /// Whether other processes may have devices at the same address and port: set when the NIC is opened.
     pub shared: bool,
+    /// The processes with which the NIC exchanges packets in shared memory. A NIC that is exclusive or injects faults uses no
+    /// shared memory.
+    pub memory_use: MemoryUse,
     /// The congestion control of queue pairs.
     pub congestion: Congestion,
 }
@@ -59,6 +64,7 @@ impl Options {
             adverb_peers_only: false,
             exclusive: false,
             shared: false,
+            memory_use: MemoryUse::SharedAddress,
             congestion: Congestion::None,
         }
     }
@@ -73,12 +79,11 @@ impl Options {
             LinkKind::None => NicOptions::loopback(),
             LinkKind::Sockets => {
                 let links = match &self.addresses[..] {
-                    [] => open_loopback(self.adverb_peers_only)?,
+                    [] => self.open_loopback()?,
                     addresses => addresses
                         .iter()
                         .map(|address| {
-                            open_near(*address, self.adverb_peers_only, self.shared)
-                                .inspect(|(link, _)| report(*address, link))
+                            self.open_near(*address, self.shared).inspect(|(link, _)| report(*address, link))
                         })
                         .collect::<io::Result<_>>()?,
                 };
@@ -129,28 +134,58 @@ impl Options {
         }
         Ok(NicOptions::boxed(addresses, link))
     }
-}
-
-/// Opens links that only this machine can reach: at 127.0.0.1 and ::1 or, if another process uses these, at another
-/// address in 127.0.0.0/8 and another port of ::1, which is the only IPv6 loopback address.
-fn open_loopback(adverb_peers_only: bool) -> io::Result<Vec<(UdpLink, PathMtu)>> {
-    let mut tried = 0;
-    let mut address = Ipv4Addr::LOCALHOST;
-    let v4 = loop {
-        match open_gid(address.into(), adverb_peers_only, false) {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse && tried < MAX_ATTEMPTS => {
-                tried += 1;
-                address = random_loopback()?;
+    /// Opens links that only this machine can reach: at 127.0.0.1 and ::1 or, if another process uses these, at another
+    /// address in 127.0.0.0/8 and another port of ::1, which is the only IPv6 loopback address.
+    fn open_loopback(&self) -> io::Result<Vec<(UdpLink, PathMtu)>> {
+        let mut tried = 0;
+        let mut address = Ipv4Addr::LOCALHOST;
+        let v4 = loop {
+            match self.open_gid(address.into(), false) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse && tried < MAX_ATTEMPTS => {
+                    tried += 1;
+                    address = random_loopback()?;
+                }
+                opened => break opened,
             }
-            opened => break opened,
+        };
+        let v6 = self.open_near(Ipv6Addr::LOCALHOST.into(), false);
+        match (v4, v6) {
+            (Ok(v4), v6) => Ok(std::iter::once(v4).chain(v6.ok()).collect()),
+            // The machine may have no IPv4.
+            (Err(_), Ok(v6)) => Ok(vec![v6]),
+            (Err(error), Err(_)) => Err(error),
         }
-    };
-    let v6 = open_near(Ipv6Addr::LOCALHOST.into(), adverb_peers_only, false);
-    match (v4, v6) {
-        (Ok(v4), v6) => Ok(std::iter::once(v4).chain(v6.ok()).collect()),
-        // The machine may have no IPv4.
-        (Err(_), Ok(v6)) => Ok(vec![v6]),
-        (Err(error), Err(_)) => Err(error),
+    }
+
+    /// Opens a link at an address or, if port 4791 is in use there, at another port that its GID can encode.
+    fn open_near(&self, address: IpAddr, shared: bool) -> io::Result<(UdpLink, PathMtu)> {
+        let is_taken = |opened: &io::Result<_>| {
+            opened.as_ref().err().is_some_and(|error| error.kind() == io::ErrorKind::AddrInUse)
+        };
+        let mut opened = self.open_gid(address, shared);
+        let others = Gid::UDP_PORTS.map(|port| Gid::from(SocketAddr::new(address, port)));
+        for other in others.filter(|other| other.has_udp_port()) {
+            if !is_taken(&opened) {
+                break;
+            }
+            opened = self.open_gid(other.ip(), false);
+        }
+        opened
+    }
+
+    /// Opens a link at an address, at the port that it encodes.
+    fn open_gid(&self, address: IpAddr, shared: bool) -> io::Result<(UdpLink, PathMtu)> {
+        open_at(Gid::from(address).udp_addr(), |config| {
+            config.adverb_peers_only = self.adverb_peers_only;
+            config.shared = shared;
+            config.memory_use = self.link_memory_use();
+        })
+    }
+
+    /// Returns the processes with which links exchange packets in shared memory. An exclusive NIC trusts no other process, and
+    /// faults are those of a wire.
+    fn link_memory_use(&self) -> MemoryUse {
+        if self.exclusive || self.faults.is_some() { MemoryUse::Never } else { self.memory_use }
     }
 }
 
@@ -163,29 +198,6 @@ pub fn random_loopback() -> io::Result<Ipv4Addr> {
     let [a, b, c, _] = getrandom::u32().map_err(io::Error::other)?.to_ne_bytes();
     // The result is neither the first nor the last address of a network.
     Ok(Ipv4Addr::new(127, a.clamp(1, 254), b, c.clamp(1, 254)))
-}
-
-/// Opens a link at an address or, if port 4791 is in use there, at another port that its GID can encode.
-fn open_near(address: IpAddr, adverb_peers_only: bool, shared: bool) -> io::Result<(UdpLink, PathMtu)> {
-    let is_taken = |opened: &io::Result<_>| {
-        opened.as_ref().err().is_some_and(|error| error.kind() == io::ErrorKind::AddrInUse)
-    };
-    let mut opened = open_gid(address, adverb_peers_only, shared);
-    let others = Gid::UDP_PORTS.map(|port| Gid::from(SocketAddr::new(address, port)));
-    for other in others.filter(|other| other.has_udp_port()) {
-        if !is_taken(&opened) {
-            break;
-        }
-        opened = open_gid(other.ip(), adverb_peers_only, false);
-    }
-    opened
-}
-
-/// Opens a link at an address, at the port that it encodes.
-fn open_gid(address: IpAddr, adverb_peers_only: bool, shared: bool) -> io::Result<(UdpLink, PathMtu)> {
-    open_at(Gid::from(address).udp_addr(), |config| {
-        (config.adverb_peers_only, config.shared) = (adverb_peers_only, shared);
-    })
 }
 
 /// Opens a link at a place, with further options, and returns it with the path MTU of its interface.

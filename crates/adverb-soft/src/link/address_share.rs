@@ -43,6 +43,15 @@ impl AddressShare {
         AddressShare((qpn.get() >> AddressShare::QPN_SHIFT) as u8)
     }
 
+    /// Returns the share of the queue pair number to which a packet is sent, unless it is queue pair 0 or 1, which belong to no
+    /// share.
+    pub(super) fn of_packet(bytes: &[u8]) -> Option<AddressShare> {
+        // The word of the base transport header with the destination.
+        let word = bytes.get(4..8)?.first_chunk()?;
+        let qpn = Qpn::truncate(u32::from_be_bytes(*word));
+        (qpn.get() > 1).then(|| AddressShare::of_qpn(qpn))
+    }
+
     /// Returns the share that a communication ID belongs to.
     pub const fn of_comm_id(id: u32) -> AddressShare {
         AddressShare((id >> AddressShare::COMM_ID_SHIFT) as u8)

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
@@ -15,9 +16,11 @@ use super::names::{Holder, Name, Names};
 use super::packets::{PACKETS_HEADER_LEN, Packets};
 use super::ring::MAX_MESSAGE_LEN;
 use super::token::Token;
-use super::{Delivery, Guarded, LocalRings, Outgoing, Outside, PeerAddr, files};
-use crate::link::TxPacket;
+use super::{
+    Delivery, Found, Guarded, LocalRings, MemoryUse, Outgoing, Outside, PeerAddr, files, local_addr,
+};
 use crate::link::datagram::Datagram;
+use crate::link::{AddressShare, TxPacket};
 
 /// The names of a process, the connections to them, and the rings between this process and others.
 ///
@@ -26,6 +29,9 @@ use crate::link::datagram::Datagram;
 #[derive(Debug)]
 pub(in crate::link) struct Endpoint {
     pub(super) names: Names,
+    /// The share of this process in its address, or `None` if it has the address and port to itself.
+    share: Option<AddressShare>,
+    memory_use: MemoryUse,
     pub(super) sources: BTreeMap<u64, Source>,
     next_source: u64,
     pub(super) acceptor: Acceptor,
@@ -99,19 +105,25 @@ pub(in crate::link) const MAX_PACKETS_LEN: usize = MAX_MESSAGE_LEN - PACKETS_HEA
 const CALLS_PER_UDP_READ: u32 = 4;
 
 impl Endpoint {
-    /// Creates an endpoint without names.
+    /// Creates an endpoint without names, for a process with a share of its address, or with the address and port to itself.
     ///
     /// # Errors
     ///
     /// Returns an error if the operating system can't create a file descriptor.
-    pub(in crate::link) fn new(names: Names) -> io::Result<Endpoint> {
+    pub(in crate::link) fn new(
+        names: Names,
+        share: Option<AddressShare>,
+        memory_use: MemoryUse,
+    ) -> io::Result<Endpoint> {
         let endpoint = Endpoint {
+            rings: LocalRings::new(names.local())?,
             names,
+            share,
+            memory_use,
             sources: BTreeMap::new(),
             next_source: 0,
             acceptor: Acceptor::default(),
             inbound_count: 0,
-            rings: LocalRings::new()?,
             readiness: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?,
             calls_left: CALLS_PER_READ,
             buffer: Vec::new(),
@@ -128,6 +140,11 @@ impl Endpoint {
 
     pub(in crate::link) const fn names(&self) -> &Names {
         &self.names
+    }
+
+    /// Returns the number of packets that were sent to other processes in memory.
+    pub(in crate::link) const fn sent_packets(&self) -> u64 {
+        self.rings.sent_packets()
     }
 
     /// Returns the number of packets to other processes that were accepted and lost.
@@ -218,9 +235,57 @@ impl Endpoint {
         self.rings.close_reader(number);
     }
 
-    /// Sends packets, which form a GSO batch, to another process. The first packet has the maximum length, which is at most
-    /// [`MAX_PACKETS_LEN`]. `send_datagram` sends a datagram from a source port to the process over UDP, as
-    /// [`Outside::send_datagram`].
+    /// Returns the process to which a packet may be sent in memory. The process may not exist. A message to queue pair 1 is never
+    /// sent in memory, because no queue pair number tells which process it is for.
+    #[inline]
+    pub(in crate::link) fn receiver(&self, packet: &TxPacket<'_>) -> Option<PeerAddr> {
+        let (local, addr) = (self.names.local(), packet.destination);
+        let share = AddressShare::of_packet(packet.bytes)?;
+        let is_receiver = if addr == local {
+            self.memory_use != MemoryUse::Never && self.share.is_some_and(|own| own != share)
+        } else {
+            self.memory_use == MemoryUse::AllLocal
+                && addr.is_ipv4() == local.is_ipv4()
+                && !addr.ip().is_multicast()
+        };
+        (is_receiver && packet.source.ip() == local.ip()).then_some(PeerAddr { addr, share: Some(share) })
+    }
+
+    /// Returns the number of packets at the front that are sent over UDP now, whatever packets were sent before. Packets to an
+    /// address that several processes share count only if the address is `shared`.
+    pub(in crate::link) fn over_udp_len(
+        &mut self,
+        packets: &[TxPacket<'_>],
+        shared: Option<SocketAddr>,
+    ) -> usize {
+        let mut now = None;
+        let is_over_udp = |packet: &&TxPacket<'_>| {
+            (shared == Some(packet.destination) || !self.is_shared(packet.destination))
+                && self.is_over_udp(packet, || *now.get_or_insert_with(Instant::now))
+        };
+        packets.iter().take_while(is_over_udp).count()
+    }
+
+    /// Whether a packet is sent over UDP now, whatever packets were sent before.
+    pub(in crate::link) fn is_over_udp(
+        &mut self,
+        packet: &TxPacket<'_>,
+        now: impl FnOnce() -> Instant,
+    ) -> bool {
+        let receiver = self.receiver(packet);
+        receiver.is_none_or(|receiver| self.rings.is_over_udp(receiver, packet.source.port(), now))
+    }
+
+    /// Whether the packets to an address are for different processes, depending on their queue pairs.
+    #[inline]
+    pub(in crate::link) fn is_shared(&self, addr: SocketAddr) -> bool {
+        let is_own = addr == self.names.local();
+        is_own || self.memory_use == MemoryUse::AllLocal && self.rings.is_shared(addr)
+    }
+
+    /// Sends packets, which form a GSO batch, to their [receiver](Endpoint::receiver). The first packet has the maximum length. If
+    /// the address [is shared](Endpoint::is_shared), all packets are for the same process. `send_datagram` sends a datagram from a
+    /// source port to the process over UDP, as [`Outside::send_datagram`].
     pub(in crate::link) fn send(
         &mut self,
         peer: PeerAddr,
@@ -228,6 +293,10 @@ impl Endpoint {
         send_datagram: impl FnMut(u16, &[u8]) -> io::Result<bool>,
     ) -> Delivery {
         let [first, ..] = batch else { return Delivery::Accepted };
+        if first.bytes.len() > MAX_PACKETS_LEN {
+            // Sending a packet over UDP that is too long is an error, which the link counts.
+            return Delivery::OverUdp;
+        }
         self.buffer.clear();
         Packets {
             source: first.source,
@@ -319,6 +388,7 @@ impl Endpoint {
         self.calls_left = CALLS_PER_READ;
         self.has_served = true;
         let now = Instant::now();
+        self.rings.check_addrs(now);
         let mut events = [EpollEvent::empty(); 16];
         let Ok(event_count) = self.readiness.wait(&mut events, EpollTimeout::ZERO) else { return 0 };
         let mut count = 0;
@@ -382,7 +452,8 @@ impl Endpoint {
                 continue;
             }
             match (message, files.pop()) {
-                (Message::Packets(packets), _) => {
+                // No packets are passed on to a process that has its address to itself.
+                (Message::Packets(packets), _) if self.share.is_some() => {
                     count += packets.pass_to(&mut |datagram| {
                         if !self.rings.take_marker(datagram.bytes) {
                             each(datagram);
@@ -394,8 +465,8 @@ impl Endpoint {
                     // Usually, no other message follows. If one does, the descriptor stays readable.
                     break;
                 }
-                (Message::Ring(token), Some(file)) if self.may_have_ring(number) => {
-                    if self.rings.open_reader(number, token, file).is_err() {
+                (Message::Ring(token, source), Some(file)) if self.may_have_ring(number, source) => {
+                    if self.rings.open_reader(number, token, source.ip(), file).is_err() {
                         self.remove(number);
                     }
                 }
@@ -404,16 +475,28 @@ impl Endpoint {
                     self.events.push_back(Event::Message(number, bytes.to_vec()));
                     break;
                 }
-                (Message::Hello(_) | Message::Ring(_), _) => self.remove(number),
+                (Message::Hello(_) | Message::Ring(..) | Message::Packets(_), _) => self.remove(number),
             }
         }
         self.received = buffer;
         count
     }
 
-    /// Whether a connection may have a ring: it is to the name under which this process receives packets.
-    fn may_have_ring(&self, number: u64) -> bool {
-        matches!(self.sources.get(&number), Some(Source::Inbound(_, name)) if name.is_for_packets())
+    /// Whether a connection may have a ring for packets from an address: it is to the name under which this process receives
+    /// packets, and the sender may have the address.
+    fn may_have_ring(&self, number: u64, source: SocketAddr) -> bool {
+        let local = self.names.local();
+        let is_for_packets =
+            matches!(self.sources.get(&number), Some(Source::Inbound(_, name)) if name.is_for_packets());
+        let is_source = match self.memory_use {
+            MemoryUse::Never => false,
+            MemoryUse::SharedAddress => source == local,
+            MemoryUse::AllLocal => {
+                source.is_ipv4() == local.is_ipv4()
+                    && local_addr::is_local(source).is_ok_and(|is_local| is_local)
+            }
+        };
+        is_for_packets && is_source
     }
 }
 
@@ -425,11 +508,21 @@ struct Ways<'a, F> {
 }
 
 impl<F: FnMut(u16, &[u8]) -> io::Result<bool>> Outside for Ways<'_, F> {
-    fn connect(&mut self) -> io::Result<Option<UnixStream>> {
-        match self.names.connect(self.peer.addr, self.peer.name())? {
-            Holder::OwnUser(stream) => Ok(Some(stream)),
-            Holder::OtherUser | Holder::Absent => Ok(None),
+    fn connect(&mut self) -> io::Result<Option<Found>> {
+        let PeerAddr { addr, share } = self.peer;
+        let is_own = addr == self.names.local();
+        let mut result = Ok(None);
+        for share in [None, share].into_iter().skip(usize::from(is_own)) {
+            match self.names.connect(addr, share.map_or(Name::Device, Name::Share)) {
+                // A process may keep the name of an address that has moved to another machine.
+                Ok(Holder::OwnUser(stream)) if is_own || local_addr::is_local(addr)? => {
+                    return Ok(Some(Found { share, stream }));
+                }
+                Ok(_) => {}
+                Err(error) => result = Err(error),
+            }
         }
+        result
     }
 
     fn send_datagram(&mut self, source_port: u16, bytes: &[u8]) -> io::Result<bool> {

@@ -7,6 +7,10 @@
 //!
 //! The kernel's table of [names] is the registry of the processes. The kernel removes the names of a process that ends.
 //!
+//! The processes have the same address, or all addresses are those of this machine: see [`MemoryUse`]. A process has a name for its
+//! share of an address, or for the whole address. Processes of other users have no rings, but they may take any name: see
+//! [`Listener`].
+//!
 //! Packets are sent over UDP until the receiver has opened its ring. They stay in order when they change to the ring: see
 //! [`marker`].
 //!
@@ -20,19 +24,24 @@ mod files;
 mod filter;
 mod fork;
 mod listener;
+mod local_addr;
+mod lookups;
 mod marker;
+mod memory_use;
 mod message;
 mod names;
 mod packets;
 mod peer;
 mod readers;
 mod ring;
+#[cfg(test)]
+mod tests;
 mod token;
 mod user;
 mod writers;
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
@@ -47,6 +56,7 @@ pub(super) use filter::Program;
 pub(super) use fork::Guarded;
 pub(super) use listener::Listener;
 use marker::Token;
+pub use memory_use::MemoryUse;
 #[cfg(test)]
 pub(super) use message::HELLO_MESSAGE;
 pub(super) use message::{VERSION, hello_version};
@@ -59,19 +69,20 @@ pub(super) use user::verifiable as verifiable_user;
 use writers::Writers;
 
 /// The receiver of packets: a process at an address.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct PeerAddr {
     /// The address and port.
     pub(super) addr: SocketAddr,
-    /// The share of the process in the address, or `None` if no other process has the address and port.
+    /// The share of the queue pair number to which the packets are sent. If the address is that of one process alone, that process
+    /// has all shares.
     pub(super) share: Option<AddressShare>,
 }
 
-impl PeerAddr {
-    /// Returns the name of the process.
-    fn name(self) -> Name {
-        self.share.map_or(Name::Device, Name::Share)
-    }
+/// A connection to another process.
+pub(super) struct Found {
+    /// The share of the process in its address, or `None` if it has the address and port to itself.
+    pub(super) share: Option<AddressShare>,
+    pub(super) stream: UnixStream,
 }
 
 /// The rings between this process and others.
@@ -110,7 +121,7 @@ pub(super) struct Outgoing<I> {
 /// The ways to another process besides its ring.
 pub(super) trait Outside {
     /// Returns a new connection to the process, or `None` if there is no such process.
-    fn connect(&mut self) -> io::Result<Option<UnixStream>>;
+    fn connect(&mut self) -> io::Result<Option<Found>>;
 
     /// Sends a datagram from a source port to the process over UDP. Returns whether it was sent: if not, no datagram can be
     /// sent from this port.
@@ -122,15 +133,15 @@ pub(super) trait Outside {
 }
 
 impl LocalRings {
-    /// Creates a state without rings.
+    /// Creates a state without rings, for a process at an address.
     ///
     /// # Errors
     ///
     /// Returns an error if the operating system can't create a file descriptor.
-    pub(super) fn new() -> io::Result<LocalRings> {
+    pub(super) fn new(local: SocketAddr) -> io::Result<LocalRings> {
         let (readers, readiness) = (Readers::new()?, Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?);
         readiness.add(readers.wake_channel(), EpollEvent::new(EpollFlags::EPOLLIN, WAKE_CHANNEL))?;
-        Ok(LocalRings { readers, writers: Writers::default(), readiness })
+        Ok(LocalRings { readers, writers: Writers::new(local), readiness })
     }
 
     /// Returns the descriptor that is readable when [`serve`](LocalRings::serve) has work.
@@ -160,9 +171,35 @@ impl LocalRings {
         self.writers.write(&self.readiness, to, message, peer)
     }
 
+    /// Whether a process has no ring and gets none now, so that packets from a source port are sent over UDP, which is recorded.
+    pub(super) fn is_over_udp(
+        &mut self,
+        to: PeerAddr,
+        source_port: u16,
+        now: impl FnOnce() -> Instant,
+    ) -> bool {
+        self.writers.is_over_udp(to, source_port, now)
+    }
+
+    /// Whether the packets to an address are sent to different processes, depending on their queue pairs.
+    pub(super) fn is_shared(&self, addr: SocketAddr) -> bool {
+        self.writers.is_shared(addr)
+    }
+
+    /// Closes the rings of processes whose addresses have left this machine. This takes effect once in a second.
+    fn check_addrs(&mut self, now: Instant) {
+        // Without a descriptor, it isn't known.
+        self.writers.check_addrs(now, |addr| !matches!(local_addr::is_local(addr), Ok(false)));
+    }
+
     /// Whether the last packets to another process didn't fit into its ring.
     pub(super) fn is_full(&self, process: PeerAddr) -> bool {
         self.writers.is_full(process)
+    }
+
+    /// Returns the number of packets that were written into rings.
+    pub(super) const fn sent_packets(&self) -> u64 {
+        self.writers.sent_packets()
     }
 
     /// Returns the number of packets that were accepted and lost: the other process refused their ring, or did not read it.
@@ -208,17 +245,18 @@ impl LocalRings {
         !self.readers.is_empty()
     }
 
-    /// Opens the ring that another process has [offered](message::Message::Ring) over the connection with this number. A
-    /// connection has at most one ring.
+    /// Opens the ring that another process has [offered](message::Message::Ring) over the connection with this number, for packets
+    /// from a source address. A connection has at most one ring.
     ///
     /// # Errors
     ///
-    /// Returns an error if the connection has a ring, the file isn't that of a ring, or the operating system has no memory.
-    fn open_reader(&mut self, number: u64, token: Token, file: OwnedFd) -> io::Result<()> {
+    /// Returns an error if the connection has a ring, there are too many, the file isn't that of a ring, or the operating system
+    /// has no memory.
+    fn open_reader(&mut self, number: u64, token: Token, source: IpAddr, file: OwnedFd) -> io::Result<()> {
         if self.readers.has_ring(number) {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
-        self.readers.open(number, token, file)
+        self.readers.open(number, token, source, file)
     }
 
     /// Records that the connection with this number is closed. The packets in its ring are still received.

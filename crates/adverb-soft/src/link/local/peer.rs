@@ -9,8 +9,12 @@ pub(super) struct Peer {
     ring: Option<RingState>,
     /// The time until which no ring is opened.
     avoided_until: Option<Instant>,
+    /// The number of failures in a row. Each doubles the time for which no ring is opened.
+    failure_count: u32,
     /// The source ports of the packets that were sent over UDP since the ring was last used, in order.
     udp_ports: Vec<u16>,
+    /// Whether packets may have been sent over UDP from other ports, too.
+    has_unknown_ports: bool,
 }
 
 /// The state of the ring to the process.
@@ -52,15 +56,6 @@ pub(super) enum Route {
     Udp,
 }
 
-/// The reason for which no ring could be opened.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum OpenFailure {
-    /// The process doesn't exist, or this one has no file descriptor or no memory.
-    Unavailable,
-    /// The process has too many connections that it has not accepted.
-    QueueFull,
-}
-
 /// The handling of packets that don't fit into the ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Backpressure {
@@ -81,14 +76,19 @@ const MIN_REFUSALS: u32 = 16;
 /// The number of bytes that a process must read in [`MAX_REFUSAL_TIME`] while messages are refused.
 const MIN_PROGRESS: u64 = 64 << 10;
 
-/// The time for which no ring is opened after a failure.
-const AVOIDANCE_TIME: Duration = Duration::from_secs(1);
+/// The time for which no ring is opened after a failure: there is no such process, another user has its name, or this one has no
+/// file descriptor or no memory. Each further failure doubles the time, up to [`MAX_AVOIDANCE_TIME`].
+const MIN_AVOIDANCE_TIME: Duration = Duration::from_millis(1);
 
-/// The time for which no ring is opened after the process had too many connections that it has not accepted. Another user
-/// may have opened them, so this process tries often.
-const FULL_QUEUE_AVOIDANCE_TIME: Duration = Duration::from_millis(1);
+/// The time for which no ring is opened after the process has refused one, and after many failures.
+const MAX_AVOIDANCE_TIME: Duration = Duration::from_secs(1);
 
 impl Peer {
+    /// Creates the state of a process to which packets may have been sent over UDP, from any port.
+    pub(super) fn with_unknown_ports() -> Peer {
+        Peer { has_unknown_ports: true, ..Peer::default() }
+    }
+
     /// Returns the way of packets. `is_opened` returns whether the process has opened the ring. The clock is read only if
     /// the result depends on it.
     #[inline]
@@ -108,9 +108,28 @@ impl Peer {
         self.avoided_until = None;
     }
 
+    /// Whether packets are sent over UDP until some time has passed, because no ring could be opened.
+    pub(super) fn is_avoided(&self, now: impl FnOnce() -> Instant) -> bool {
+        self.ring.is_none() && self.avoided_until.is_some_and(|until| now() < until)
+    }
+
     /// Returns the source ports of the packets that were sent over UDP since the ring was last used.
     pub(super) fn udp_ports(&self) -> &[u16] {
         &self.udp_ports
+    }
+
+    /// Whether packets may have been sent over UDP from other [ports](Peer::udp_ports), too.
+    pub(super) const fn has_unknown_ports(&self) -> bool {
+        self.has_unknown_ports
+    }
+
+    /// Adds what is known about the packets over UDP, and about failures, to the same process, or to all processes at its
+    /// address.
+    pub(super) fn inherit(&mut self, other: &Peer) {
+        self.has_unknown_ports |= other.has_unknown_ports;
+        other.udp_ports.iter().for_each(|port| self.record_udp(*port));
+        self.avoided_until = self.avoided_until.max(other.avoided_until);
+        self.failure_count = self.failure_count.max(other.failure_count);
     }
 
     /// Records that the markers were sent.
@@ -118,22 +137,26 @@ impl Peer {
         if let Some(ring) = &mut self.ring {
             ring.phase = Phase::Used;
             self.udp_ports.clear();
+            self.has_unknown_ports = false;
+            self.failure_count = 0;
         }
     }
 
     /// Records that packets from a source port are sent over UDP.
     pub(super) fn record_udp(&mut self, port: u16) {
-        if let Err(index) = self.udp_ports.binary_search(&port) {
+        // A process with unknown ports gets no markers.
+        if !self.has_unknown_ports
+            && let Err(index) = self.udp_ports.binary_search(&port)
+        {
             self.udp_ports.insert(index, port);
         }
     }
 
     /// Records that no ring could be opened.
-    pub(super) fn record_failure(&mut self, now: Instant, failure: OpenFailure) {
-        self.avoided_until = Some(match failure {
-            OpenFailure::Unavailable => now + AVOIDANCE_TIME,
-            OpenFailure::QueueFull => now + FULL_QUEUE_AVOIDANCE_TIME,
-        });
+    pub(super) fn record_failure(&mut self, now: Instant) {
+        let time = MIN_AVOIDANCE_TIME.saturating_mul(1 << self.failure_count.min(10));
+        self.avoided_until = Some(now + time.min(MAX_AVOIDANCE_TIME));
+        self.failure_count = self.failure_count.saturating_add(1);
     }
 
     /// Records that a message was written, which made the ring's length `written_len`. `is_half_empty` returns whether the
@@ -171,7 +194,7 @@ impl Peer {
     /// too, because it has no file descriptor or no memory.
     pub(super) fn record_end(&mut self, now: Instant) {
         if let Some(RingState { phase: Phase::Offered, .. }) = self.ring.take() {
-            self.record_failure(now, OpenFailure::Unavailable);
+            self.avoided_until = Some(now + MAX_AVOIDANCE_TIME);
         }
     }
 }
@@ -234,8 +257,8 @@ mod tests {
         let mut peer = Peer::default();
         peer.record_offer();
         peer.record_end(now);
-        assert_eq!(route(&mut peer, now + AVOIDANCE_TIME - Duration::from_nanos(1), false), Route::Udp);
-        assert_eq!(route(&mut peer, now + AVOIDANCE_TIME, false), Route::NewRing);
+        assert_eq!(route(&mut peer, now + MAX_AVOIDANCE_TIME - Duration::from_nanos(1), false), Route::Udp);
+        assert_eq!(route(&mut peer, now + MAX_AVOIDANCE_TIME, false), Route::NewRing);
         // A process that has opened a ring has not refused it.
         let mut peer = opened(now);
         peer.record_end(now);
@@ -243,16 +266,41 @@ mod tests {
     }
 
     #[test]
-    fn the_next_ring_is_opened_after_a_time_that_depends_on_the_failure() {
-        let now = Instant::now();
-        for (failure, time) in
-            [(OpenFailure::Unavailable, AVOIDANCE_TIME), (OpenFailure::QueueFull, FULL_QUEUE_AVOIDANCE_TIME)]
-        {
-            let mut peer = Peer::default();
-            peer.record_failure(now, failure);
-            assert_eq!(route(&mut peer, now + time - Duration::from_nanos(1), false), Route::Udp);
-            assert_eq!(route(&mut peer, now + time, false), Route::NewRing);
+    fn each_failure_doubles_the_time_without_a_ring_up_to_a_second() {
+        let mut now = Instant::now();
+        let mut peer = Peer::default();
+        for milliseconds in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 1000, 1000] {
+            assert!(!peer.is_avoided(|| now));
+            peer.record_failure(now);
+            now += Duration::from_millis(milliseconds);
+            assert!(peer.is_avoided(|| now - Duration::from_nanos(1)), "{milliseconds} ms");
+            assert_eq!(route(&mut peer, now - Duration::from_nanos(1), false), Route::Udp);
+            assert_eq!(route(&mut peer, now, false), Route::NewRing);
         }
+        // A ring that was used ends the count.
+        peer.record_offer();
+        peer.record_switch();
+        peer.record_end(now);
+        assert_eq!(route(&mut peer, now, false), Route::NewRing);
+        peer.record_failure(now);
+        assert_eq!(route(&mut peer, now + MIN_AVOIDANCE_TIME, false), Route::NewRing);
+    }
+
+    #[test]
+    fn unknown_ports_replace_known_ones_until_a_ring_is_used() {
+        let mut peer = Peer::with_unknown_ports();
+        peer.record_udp(7);
+        assert!(peer.has_unknown_ports() && peer.udp_ports().is_empty());
+        peer.record_offer();
+        peer.record_switch();
+        assert!(!peer.has_unknown_ports());
+        peer.record_udp(7);
+        let mut heir = Peer::default();
+        heir.record_udp(9);
+        heir.inherit(&peer);
+        assert_eq!((heir.udp_ports(), heir.has_unknown_ports()), (&[7, 9][..], false));
+        heir.inherit(&Peer::with_unknown_ports());
+        assert!(heir.has_unknown_ports());
     }
 
     #[test]

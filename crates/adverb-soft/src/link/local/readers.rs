@@ -1,6 +1,7 @@
 //! The rings that other processes write packets into.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
@@ -36,6 +37,8 @@ struct Ring {
     /// The number of the connection to the process.
     number: u64,
     token: Token,
+    /// The source address of all packets.
+    source: IpAddr,
     reader: Reader,
     /// The wait for the markers, until they have arrived or are lost.
     markers: Option<MarkerWait>,
@@ -59,6 +62,10 @@ enum RingState {
 
 /// The maximum number of messages that are read from a ring before the next ring.
 const MAX_RING_BATCH: usize = 16;
+
+/// The maximum number of rings: one for each process at a shared address, and as many for processes at other addresses. The
+/// packets of further processes arrive over UDP.
+const MAX_RINGS: usize = 256;
 
 impl Readers {
     pub(super) fn new() -> io::Result<Readers> {
@@ -85,16 +92,26 @@ impl Readers {
         _ = self.wake_channel.take();
     }
 
-    /// Opens the ring of the connection with this number.
+    /// Opens the ring of the connection with this number, for packets from this source address.
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`Reader::open`].
-    pub(super) fn open(&mut self, number: u64, token: Token, file: OwnedFd) -> io::Result<()> {
+    /// Returns `QuotaExceeded` if there are [`MAX_RINGS`], and the errors of [`Reader::open`].
+    pub(super) fn open(
+        &mut self,
+        number: u64,
+        token: Token,
+        source: IpAddr,
+        file: OwnedFd,
+    ) -> io::Result<()> {
+        if self.rings.len() >= MAX_RINGS {
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
         let (reader, markers) = (Reader::open(file)?, Some(MarkerWait::default()));
         self.rings.push(Ring {
             number,
             token,
+            source,
             reader,
             markers,
             awaits_wakeup: false,
@@ -240,8 +257,10 @@ impl Readers {
                     break;
                 };
                 match message.map(|length| Packets::parse(&received[..length])) {
-                    Some(Some(packets)) => count += packets.pass_to(each),
-                    Some(None) => ring.state = RingState::Broken,
+                    Some(Some(packets)) if packets.source.ip() == ring.source => {
+                        count += packets.pass_to(each);
+                    }
+                    Some(_) => ring.state = RingState::Broken,
                     None if ring.state == RingState::Closed => ring.state = RingState::Ended,
                     None => break,
                 }

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use adverb_proto::types::Gid;
 use adverb_wire::ROCE_PORT;
 
+use crate::link::MemoryUse;
 #[cfg(doc)]
 use crate::link::{AddressSharing, SourcePorts, UdpLink};
 
@@ -39,15 +40,20 @@ pub struct UdpConfig {
     pub gso: bool,
     /// Whether other processes of this user may have links at the same address and port 4791. Each of these links then
     /// has a [share](AddressSharing::address_share) of the queue pair numbers. Other ports are not shared. Packets between
-    /// these links, except messages to queue pair 1, travel through shared memory, where tcpdump doesn't see them. The link isn't
+    /// these links, except messages to queue pair 1, travel through shared memory ([`UdpConfig::memory_use`]). The link isn't
     /// shared if this process can't recognize the processes of its user: its user ID is the overflow ID (65534) of a user
     /// namespace in which other users have no IDs.
     pub shared: bool,
+    /// The processes with which the link exchanges packets in shared memory. A link that injects faults into its packets
+    /// ([`FaultLink`](crate::link::FaultLink)) needs [`MemoryUse::Never`]. A process that can't recognize the processes of its
+    /// user uses no shared memory.
+    pub memory_use: MemoryUse,
 }
 
 impl UdpConfig {
     /// Creates the default configuration for an address: port 4791, 16 source ports and up to 256 further ones on
-    /// demand, a receive buffer of 8 MiB, packets from any RoCEv2 peer, GSO, and an address that isn't shared.
+    /// demand, a receive buffer of 8 MiB, packets from any RoCEv2 peer, GSO, an address that isn't shared, and
+    /// shared memory only with processes at a shared address.
     pub const fn new(address: IpAddr) -> UdpConfig {
         UdpConfig {
             address,
@@ -59,18 +65,25 @@ impl UdpConfig {
             adverb_peers_only: false,
             gso: true,
             shared: false,
+            memory_use: MemoryUse::SharedAddress,
         }
     }
 
     /// Whether the environment variable `ADVERB_EXCLUSIVE` requests devices that are not [shared](UdpConfig::shared): it is
     /// set, and neither empty nor 0. The programs and the library that open devices for users respect it.
     pub fn is_exclusive_requested() -> bool {
-        is_exclusive(std::env::var_os("ADVERB_EXCLUSIVE").as_deref())
+        is_set(std::env::var_os("ADVERB_EXCLUSIVE").as_deref())
+    }
+
+    /// Whether the environment variable `ADVERB_WIRE` requests devices that [use no shared memory](MemoryUse::Never): it is
+    /// set, and neither empty nor 0. The programs and the library that open devices for users respect it.
+    pub fn is_wire_only_requested() -> bool {
+        is_set(std::env::var_os("ADVERB_WIRE").as_deref())
     }
 }
 
-/// Whether this is a value of `ADVERB_EXCLUSIVE` that requests exclusive devices.
-fn is_exclusive(value: Option<&OsStr>) -> bool {
+/// Whether this is a value of an environment variable that makes a request.
+fn is_set(value: Option<&OsStr>) -> bool {
     value.is_some_and(|value| !value.is_empty() && value != "0")
 }
 
@@ -99,6 +112,8 @@ pub struct UdpStatistics {
     /// The number of packets for other processes that could not be passed on, because the process doesn't read them, or has
     /// neither the file descriptor nor the memory to do so.
     pub not_passed_on: u64,
+    /// The number of packets that were sent through [shared memory](UdpConfig::memory_use) to other processes.
+    pub sent_in_memory: u64,
 }
 
 #[cfg(test)]
@@ -106,11 +121,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_value_but_0_requests_exclusive_devices() {
+    fn any_value_but_0_is_a_request() {
         for (value, expected) in
             [(None, false), (Some(""), false), (Some("0"), false), (Some("1"), true), (Some("yes"), true)]
         {
-            assert_eq!(is_exclusive(value.map(OsStr::new)), expected, "{value:?}");
+            assert_eq!(is_set(value.map(OsStr::new)), expected, "{value:?}");
         }
     }
 }

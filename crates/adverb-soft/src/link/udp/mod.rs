@@ -16,6 +16,7 @@ mod clock;
 mod config;
 mod interface;
 mod message;
+mod neighbors;
 mod path;
 mod ports;
 mod self_test;
@@ -32,7 +33,7 @@ use adverb_proto::types::{Gid, TimestampSource};
 use adverb_wire::ROCE_PORT;
 
 use super::datagram::Datagram;
-use super::local::{Delivery, Guarded, verifiable_user};
+use super::local::{Delivery, Guarded};
 use super::readiness::Readiness;
 use super::{
     AddressShare, AddressSharing, Link, MulticastGroups, ReceiveTimestamps, RxPacket, STRICT_ICRC,
@@ -42,9 +43,9 @@ use clock::Clock;
 pub use config::{UdpConfig, UdpStatistics};
 pub use interface::Interface;
 use message::Receiver;
+use neighbors::Neighbors;
 pub use path::{IcmpError, PathSocket};
 use ports::{HopLimits, SendingSockets};
-use shared::SharedAddress;
 
 /// A link over UDP sockets. The link needs no privileges. Its peers can be RDMA NICs, Linux soft-RoCE devices and
 /// Adverb's software NICs.
@@ -83,12 +84,12 @@ pub struct UdpLink {
     receiving: Receiving,
     receiver: Receiver,
     receive_buffer_bytes: usize,
-    /// The other processes, if the address is shared.
-    shared: Option<Box<SharedAddress>>,
+    /// The other processes, if the link shares its address or memory with them.
+    neighbors: Option<Neighbors>,
     groups: Vec<Group>,
     /// The socket that is read first: 0 is `receiving`, the others are in `groups`.
     first_socket: usize,
-    /// The descriptors of `receiving`, `shared` and `groups`.
+    /// The descriptors of `receiving`, `neighbors` and `groups`.
     readiness: Readiness,
     /// The sending sockets.
     sending: SendingSockets,
@@ -133,18 +134,11 @@ impl UdpLink {
                 format!("{address} cannot use UDP port {}: its GID can encode only port 4791", config.port);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let user = if config.shared && config.port == ROCE_PORT { verifiable_user() } else { None };
-        let (shared, receiving, receive_buffer_bytes) = if let Some(user) = user {
-            let (shared, receiving, buffer) = SharedAddress::open(local, user, config)?;
-            (Some(Box::new(shared)), Receiving::Shared(receiving), buffer)
-        } else {
-            let (receiving, buffer) = socket::open_receiving(local, config)?;
-            (None, Receiving::Exclusive(receiving), buffer)
-        };
+        let (neighbors, receiving, receive_buffer_bytes) = Neighbors::open(local, config)?;
         let readiness = Readiness::new()?;
         readiness.add(receiving.socket())?;
-        if let Some(shared) = &shared {
-            readiness.add(shared.readiness())?;
+        if let Some(neighbors) = &neighbors {
+            readiness.add(neighbors.readiness())?;
         }
         let interface = Interface::of(address).map_or(config.scope_id, |interface| interface.index);
         let is_roce_port = config.port == ROCE_PORT;
@@ -175,7 +169,7 @@ impl UdpLink {
             receiving,
             receiver,
             receive_buffer_bytes,
-            shared,
+            neighbors,
             groups: Vec::new(),
             first_socket: 0,
             readiness,
@@ -203,7 +197,7 @@ impl UdpLink {
     /// Returns the share of the link in its address, or `None` if the address isn't shared
     /// ([`AddressSharing::address_share`]).
     pub fn address_share(&self) -> Option<AddressShare> {
-        self.shared.as_ref().map(|shared| shared.address_share())
+        self.neighbors.as_ref()?.address_share()
     }
 
     /// Returns the GID that encodes the local address and port.
@@ -236,9 +230,7 @@ impl UdpLink {
 
     /// Returns the counters of packets that the link failed to send or receive.
     pub fn statistics(&self) -> UdpStatistics {
-        let (passed_on, not_passed_on) =
-            self.shared.as_ref().map_or((0, 0), |shared| shared.passed_packets());
-        UdpStatistics { passed_on, not_passed_on, ..self.statistics }
+        self.neighbors.as_ref().map_or(self.statistics, |neighbors| neighbors.count(self.statistics))
     }
 
     /// Returns the socket that sends packets with this packet's source, and its hop limits. Returns `None` if the source's
@@ -261,12 +253,12 @@ impl UdpLink {
     /// returned an error or can't return send times.
     fn try_send_timed(&mut self, packet: &TxPacket<'_>) -> Option<TimedSend> {
         let start = Instant::now();
-        // A packet over UDP could overtake earlier packets to another process at this address.
-        let is_between_processes = packet.destination == self.local
-            && self.shared.as_ref().is_some_and(|shared| shared.receiver(packet.bytes).is_some());
-        if packet.source.ip() != self.local.ip()
-            || self.missed_send_times >= MAX_MISSED_SEND_TIMES
-            || is_between_processes
+        if packet.source.ip() != self.local.ip() || self.missed_send_times >= MAX_MISSED_SEND_TIMES {
+            return None;
+        }
+        // A packet over UDP could overtake earlier packets in memory.
+        if let Some(neighbors) = &mut self.neighbors
+            && !neighbors.endpoint_mut().is_over_udp(packet, || start)
         {
             return None;
         }
@@ -297,54 +289,56 @@ impl UdpLink {
 
     /// Receives up to about `max` packets to the link's own address, and returns their number, including dropped ones.
     fn receive_unicast(&mut self, max: usize, each: &mut dyn FnMut(&RxPacket<'_>)) -> io::Result<usize> {
-        let UdpLink { local, icrc, statistics, receiving, receiver, shared, .. } = self;
+        let UdpLink { local, icrc, statistics, receiving, receiver, neighbors, .. } = self;
         let mut deliver = |datagram: &Datagram<'_>| each(&datagram.to_packet(*local, *icrc));
         let socket = receiving.socket().as_fd();
-        let Some(shared) = shared else {
+        let Some(neighbors) = neighbors else {
             return receiver.receive(socket, max, statistics, &mut deliver);
         };
         let mut count = 0;
-        if shared.endpoint().count_receive() {
+        if neighbors.endpoint_mut().count_receive() {
             // Packets over UDP leave half of the packets to the other processes.
-            let udp_max = if shared.endpoint().has_rings() { max.div_ceil(2) } else { max };
+            let udp_max = if neighbors.endpoint().has_rings() { max.div_ceil(2) } else { max };
             count = receiver.receive(socket, udp_max, statistics, &mut |datagram| {
-                if shared.accept_or_pass_on(datagram) && !shared.endpoint().take_marker(datagram.bytes) {
+                if neighbors.accept(datagram) {
                     deliver(datagram);
                 }
             })?;
-            shared.endpoint().record_udp(count);
+            neighbors.endpoint_mut().record_udp(count);
         }
         // This is called even after `max` packets, so that many packets over UDP can't keep other processes waiting.
-        count += shared.receive(max.saturating_sub(count).max(1), &mut deliver);
+        count += neighbors.receive(max.saturating_sub(count).max(1), &mut deliver);
         Ok(count)
     }
 
     /// Sends packets from one source, and returns the number of accepted packets.
     fn send_from_one_source(&mut self, packets: &[TxPacket<'_>]) -> io::Result<usize> {
         let mut accepted = 0;
-        let shared = self.shared.is_some().then_some(self.local);
         // The index of the packet whose send failed last.
         let mut failed_index = None;
         while let mut rest @ [first, ..] = &packets[accepted..] {
             let uses_gso = self.is_gso_enabled();
-            let is_to_own_address = |packet: &TxPacket<'_>| {
-                packet.destination == self.local && packet.source.ip() == self.local.ip()
-            };
-            if self.shared.is_some() && !is_to_own_address(first) {
-                // Packets behind these may be for another process at this address, in memory.
-                rest = &rest[..rest.iter().take_while(|packet| !is_to_own_address(packet)).count()];
-            } else if let Some(processes) = &mut self.shared {
-                rest = &rest[..message::gso_batch_len(rest, true, shared)];
-                let sending = &mut self.sending;
-                let send_datagram = |port, bytes: &[u8]| sending.send(port, first.destination, bytes);
-                match processes.send(rest, send_datagram) {
-                    Delivery::Accepted => {
-                        accepted += rest.len();
-                        continue;
+            let mut shared = None;
+            if let Some(neighbors) = &mut self.neighbors {
+                let endpoint = neighbors.endpoint_mut();
+                shared = endpoint.is_shared(first.destination).then_some(first.destination);
+                let mut udp_len = 0;
+                if let Some(receiver) = endpoint.receiver(first) {
+                    let batch = &rest[..message::gso_batch_len(rest, true, shared)];
+                    let sending = &mut self.sending;
+                    let send_datagram = |port, bytes: &[u8]| sending.send(port, first.destination, bytes);
+                    match endpoint.send(receiver, batch, send_datagram) {
+                        Delivery::Accepted => {
+                            accepted += batch.len();
+                            continue;
+                        }
+                        Delivery::Full => break,
+                        Delivery::OverUdp => udp_len = batch.len(),
                     }
-                    Delivery::Full => break,
-                    Delivery::OverUdp => {}
                 }
+                // Packets behind these may be for another process, in memory.
+                udp_len += endpoint.over_udp_len(&rest[udp_len..], shared);
+                rest = &rest[..udp_len];
             }
             let Some((socket, hop_limits)) = self.socket_for(first) else {
                 self.count_unsendable(rest.len(), io::ErrorKind::InvalidInput);
@@ -396,8 +390,10 @@ impl Link for UdpLink {
     }
 
     fn is_receiver_full(&self, packet: &TxPacket<'_>) -> bool {
-        let is_to_own_address = packet.destination == self.local && packet.source.ip() == self.local.ip();
-        is_to_own_address && self.shared.as_ref().is_some_and(|shared| shared.is_receiver_full(packet.bytes))
+        self.neighbors.as_ref().is_some_and(|neighbors| {
+            let endpoint = neighbors.endpoint();
+            endpoint.receiver(packet).is_some_and(|receiver| endpoint.is_full(receiver))
+        })
     }
 
     fn send_timed(&mut self, packet: &TxPacket<'_>) -> io::Result<TimedSend> {
@@ -451,7 +447,7 @@ impl Link for UdpLink {
         if self.receiver.has_buffered() || groups.any(|group| group.receiver.has_buffered()) {
             return Some(Instant::now());
         }
-        self.shared.as_ref()?.deadline()
+        self.neighbors.as_ref()?.deadline()
     }
 
     fn readiness_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -459,8 +455,8 @@ impl Link for UdpLink {
     }
 
     fn set_wake_interest(&mut self, enabled: bool) -> io::Result<()> {
-        if let Some(shared) = &mut self.shared {
-            shared.endpoint().set_wants_wakeup(enabled);
+        if let Some(neighbors) = &mut self.neighbors {
+            neighbors.endpoint_mut().set_wants_wakeup(enabled);
         }
         Ok(())
     }
@@ -478,7 +474,7 @@ impl Link for UdpLink {
     }
 
     fn address_sharing(&mut self) -> Option<&mut dyn AddressSharing> {
-        self.shared.as_deref_mut().map(|shared| shared as &mut dyn AddressSharing)
+        self.neighbors.as_mut()?.address_sharing()
     }
 }
 

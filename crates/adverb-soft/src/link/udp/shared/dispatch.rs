@@ -37,11 +37,6 @@ pub(super) fn target(bytes: &[u8]) -> Target {
     }
 }
 
-/// Returns the share of the queue pair number to which a packet is sent, unless it is queue pair 0 or 1.
-pub(super) fn share_of(bytes: &[u8]) -> Option<AddressShare> {
-    dest_qp(bytes).filter(|qpn| qpn.get() > 1).map(AddressShare::of_qpn)
-}
-
 /// Whether the kernel delivers two packets to the same process.
 pub(in crate::link::udp) fn have_same_process(a: &[u8], b: &[u8]) -> bool {
     // The process is the dispatcher, or the process with the share.

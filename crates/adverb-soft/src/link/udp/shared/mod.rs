@@ -26,7 +26,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::Instant;
 
 use adverb_wire::cm::ServiceId;
@@ -36,10 +36,8 @@ use nix::unistd::Uid;
 use super::UdpConfig;
 use super::message::MAX_GSO_BYTES;
 use crate::link::datagram::Datagram;
-use crate::link::local::{
-    Delivery, Endpoint, Event, Guarded, Holder, MAX_PACKETS_LEN, Name, Packets, PeerAddr,
-};
-use crate::link::{AddressShare, AddressSharing, TxPacket};
+use crate::link::local::{Endpoint, Event, Guarded, Holder, MAX_PACKETS_LEN, Name, Packets};
+use crate::link::{AddressShare, AddressSharing};
 use dispatch::Target;
 pub(super) use dispatch::have_same_process;
 use election::{Action, Election, Input};
@@ -99,7 +97,7 @@ impl SharedAddress {
             share,
             own: Guarded::new(own),
             lower: lower.into_iter().map(Guarded::new).collect(),
-            endpoint: Endpoint::new(names)?,
+            endpoint: Endpoint::new(names, Some(share), config.memory_use)?,
             watched: BTreeMap::new(),
             services: BTreeMap::new(),
             passing: Passing::default(),
@@ -117,12 +115,7 @@ impl SharedAddress {
     /// Returns the number of packets that were passed on to other processes, and the number of packets that could not
     /// be passed on.
     pub(super) const fn passed_packets(&self) -> (u64, u64) {
-        (self.passed_on, self.not_passed_on + self.endpoint.lost_packets())
-    }
-
-    /// Returns the descriptor that is readable when [`receive`](SharedAddress::receive) has work.
-    pub(super) fn readiness(&self) -> BorrowedFd<'_> {
-        self.endpoint.readiness()
+        (self.passed_on, self.not_passed_on)
     }
 
     /// Returns the time of the next call to [`receive`](SharedAddress::receive).
@@ -181,38 +174,15 @@ impl SharedAddress {
         passed == Passed::Absent
     }
 
-    /// Sends packets to this address, which form a GSO batch, to the process with their queue pair. `send_datagram` sends a
-    /// datagram over UDP, as for [`Endpoint::send`].
-    pub(super) fn send(
-        &mut self,
-        batch: &[TxPacket<'_>],
-        send_datagram: impl FnMut(u16, &[u8]) -> io::Result<bool>,
-    ) -> Delivery {
-        let [first, ..] = batch else { return Delivery::Accepted };
-        match self.receiver(first.bytes) {
-            // A packet that is too long is sent over UDP, which counts it.
-            Some(receiver) if first.bytes.len() <= MAX_PACKETS_LEN => {
-                self.endpoint.send(receiver, batch, send_datagram)
-            }
-            _ => Delivery::OverUdp,
-        }
-    }
-
-    /// Whether the process to which a packet to this address is sent must read packets before it can be sent more.
-    pub(super) fn is_receiver_full(&self, packet: &[u8]) -> bool {
-        self.receiver(packet).is_some_and(|receiver| self.endpoint.is_full(receiver))
-    }
-
-    /// Returns the process to which a packet to this address is sent, if it is another process and the packet isn't a message
-    /// to queue pair 1.
-    pub(super) fn receiver(&self, packet: &[u8]) -> Option<PeerAddr> {
-        let share = dispatch::share_of(packet).filter(|share| *share != self.share)?;
-        Some(PeerAddr { addr: self.endpoint.names().local(), share: Some(share) })
+    /// Returns the names of this process, and the connections and rings between it and the others.
+    #[inline]
+    pub(super) const fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
     }
 
     /// Returns the names of this process, and the connections and rings between it and the others.
     #[inline]
-    pub(super) const fn endpoint(&mut self) -> &mut Endpoint {
+    pub(super) const fn endpoint_mut(&mut self) -> &mut Endpoint {
         &mut self.endpoint
     }
 

@@ -5,7 +5,8 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr};
 
 use super::super::tests::loopback;
 use super::*;
-use crate::link::local::{HELLO_MESSAGE, Names, VERSION, receive_files, verifiable_user};
+use crate::link::TxPacket;
+use crate::link::local::{Delivery, HELLO_MESSAGE, Names, PeerAddr, VERSION, receive_files, verifiable_user};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -45,7 +46,17 @@ fn send(from: &mut SharedAddress, to: AddressShare) -> Delivery {
         bytes: &bytes,
     };
     // The tests read no UDP sockets.
-    from.send(&[packet], |_, _| Ok(false))
+    send_packet(from, &packet, |_, _| Ok(false))
+}
+
+/// Sends a packet to a queue pair of another process. `send_datagram` sends markers.
+fn send_packet(
+    from: &mut SharedAddress,
+    packet: &TxPacket<'_>,
+    send_datagram: impl FnMut(u16, &[u8]) -> io::Result<bool>,
+) -> Delivery {
+    let receiver = from.endpoint.receiver(packet).unwrap();
+    from.endpoint.send(receiver, &[*packet], send_datagram)
 }
 
 /// Sends packets to a process until one is written into its ring.
@@ -91,13 +102,14 @@ fn a_process_that_cannot_send_its_markers_now_stays_with_udp() {
     let packet =
         TxPacket { source, destination, traffic_class: 0, hop_limit: 0, flow_label: 0, bytes: &bytes };
     let mut markers = Vec::new();
-    assert_eq!(sender.send(&[packet], |_, _| Err(io::ErrorKind::WouldBlock.into())), Delivery::OverUdp);
+    let refuse = |_, _: &[u8]| Err(io::ErrorKind::WouldBlock.into());
+    assert_eq!(send_packet(&mut sender, &packet, refuse), Delivery::OverUdp);
     let mut send_datagram = |port: u16, bytes: &[u8]| {
         markers.push((port, bytes.to_vec()));
         Ok(true)
     };
-    assert_eq!(sender.send(&[packet], &mut send_datagram), Delivery::Accepted);
-    assert_eq!(sender.send(&[packet], &mut send_datagram), Delivery::Accepted);
+    assert_eq!(send_packet(&mut sender, &packet, &mut send_datagram), Delivery::Accepted);
+    assert_eq!(send_packet(&mut sender, &packet, &mut send_datagram), Delivery::Accepted);
     let [(port, marker)] = &markers[..] else { panic!("{markers:?}") };
     assert_eq!(*port, source.port());
     // The receiver reads the ring after the marker, whichever it reads first.
