@@ -11,28 +11,38 @@ use std::net::IpAddr;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use adverb_soft::link::{AddressShare, Link, TxPacket, UdpConfig, UdpLink};
+use adverb_soft::link::{AddressShare, Link, MemoryUse, TxPacket, UdpConfig, UdpLink};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use support::open_loopback;
 
 const TEST_DEADLINE: Duration = Duration::from_secs(60);
 
-/// The environment variables of the receiver: its address, and its limit.
+/// The environment variables of the receiver: its address, whether it shares the address with the sender, and its limit.
 const ADDRESS: &str = "ADVERB_TEST_ADDRESS";
+const SHARED: &str = "ADVERB_TEST_SHARED";
 const LIMIT: &str = "ADVERB_TEST_LIMIT";
 
 /// The number of packets that the sender sends, one in a millisecond. It tries again to share memory after a second.
 const PACKET_COUNT: usize = 1300;
 
+/// Sets the options of a link that exchanges packets in memory: with links at its address, or at other addresses.
+fn configure(config: &mut UdpConfig, shared: bool) {
+    if shared {
+        config.shared = true;
+    } else {
+        config.memory_use = MemoryUse::AllLocal;
+    }
+}
+
 /// Receives packets until the standard input ends, and prints their number.
 #[test]
-#[ignore = "run by the other test"]
+#[ignore = "run by the other tests"]
 fn receiver() {
     let (Ok(address), Ok(limit)) = (std::env::var(ADDRESS), std::env::var(LIMIT)) else { return };
     let address: IpAddr = address.parse().unwrap();
     let mut config = UdpConfig::new(address);
-    config.shared = true;
+    configure(&mut config, std::env::var(SHARED).unwrap() == "true");
     let mut link = UdpLink::open(&config).unwrap();
     // A thread needs memory and descriptors until it runs.
     let (sender, input) = std::sync::mpsc::channel();
@@ -58,7 +68,7 @@ fn receiver() {
             setrlimit(Resource::RLIMIT_AS, pages * 4096 + (512 << 10), hard).unwrap();
         }
     }
-    println!("receiver: {}", link.address_share().unwrap().index());
+    println!("receiver: {}", link.address_share().map_or(0, |share| share.index()));
     std::io::stdout().flush().unwrap();
     let (mut count, mut ends_at) = (0, None);
     // After the input has ended, some packets may still be in memory.
@@ -76,12 +86,24 @@ fn receiver() {
 
 #[test]
 fn packets_are_delivered_or_counted_whatever_the_receiver_lacks() {
+    send_to_limited_receivers(true);
+}
+
+#[test]
+fn packets_to_another_address_are_delivered_or_counted_whatever_the_receiver_lacks() {
+    send_to_limited_receivers(false);
+}
+
+/// Sends packets to receivers that have the same address, or another one.
+fn send_to_limited_receivers(shared: bool) {
     for limit in ["0", "1", "2", "3", "memory"] {
-        let mut link = open_loopback(|config| config.shared = true);
-        let address = link.local_addr().ip();
+        let mut link = open_loopback(|config| configure(config, shared));
+        let destination = if shared { link.local_addr() } else { open_loopback(|_| ()).local_addr() };
+        let address = destination.ip();
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "receiver", "--ignored", "--nocapture", "--test-threads=1"])
             .env(ADDRESS, address.to_string())
+            .env(SHARED, shared.to_string())
             .env(LIMIT, limit)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -108,7 +130,6 @@ fn packets_are_delivered_or_counted_whatever_the_receiver_lacks() {
         let mut bytes = [0; 100];
         bytes[4..8].copy_from_slice(&share.qpn(0x1_0000).to_be_bytes());
         let source = link.source_addr(0xc000);
-        let destination = link.local_addr();
         let packet =
             TxPacket { source, destination, traffic_class: 0, hop_limit: 0, flow_label: 0, bytes: &bytes };
         let mut accepted = 0;
@@ -123,9 +144,12 @@ fn packets_are_delivered_or_counted_whatever_the_receiver_lacks() {
         let (delivered, overflows) = report.split_once(' ').unwrap();
         let (delivered, overflows): (u64, u64) = (delivered.parse().unwrap(), overflows.parse().unwrap());
         let lost = link.statistics().not_passed_on;
-        println!("limit {limit}: accepted {accepted}, delivered {delivered}, lost {lost}");
-        assert_eq!(delivered + lost + overflows, accepted as u64, "limit {limit}");
+        let in_memory = link.statistics().sent_in_memory;
+        println!(
+            "limit {limit}, shared {shared}: accepted {accepted}, delivered {delivered}, in memory {in_memory}, lost {lost}"
+        );
+        assert_eq!(delivered + lost + overflows, accepted as u64, "limit {limit}, shared {shared}");
         // The sender uses UDP after a few packets.
-        assert!(delivered > PACKET_COUNT as u64 / 2, "limit {limit}");
+        assert!(delivered > PACKET_COUNT as u64 / 2, "limit {limit}, shared {shared}");
     }
 }

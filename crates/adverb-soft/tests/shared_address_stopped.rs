@@ -15,7 +15,7 @@ use adverb_proto::types::{
     Access, PathMtu, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest, Transport,
 };
 use adverb_proto::{Cq, Init, Path, QpConfig, ReadyToReceive, ReadyToSend, Transition};
-use adverb_soft::link::{AddressShare, Link, UdpConfig, UdpLink};
+use adverb_soft::link::{AddressShare, Link, MemoryUse, UdpConfig, UdpLink};
 use adverb_soft::{Nic, NicOptions};
 use adverb_wire::cm::Timeout;
 use adverb_wire::{Psn, Qpn, RnrTimer};
@@ -26,8 +26,9 @@ use support::open_loopback;
 
 const TEST_DEADLINE: Duration = Duration::from_secs(60);
 
-/// The environment variable of the other process: its address.
+/// The environment variables of the other process: its address, and whether it shares the address with the sender.
 const ADDRESS: &str = "ADVERB_TEST_ADDRESS";
+const SHARED: &str = "ADVERB_TEST_SHARED";
 
 /// The length of each packet to the process that is stopped: a few hundred fill its ring.
 const LENGTH: u32 = 4096;
@@ -35,15 +36,24 @@ const LENGTH: u32 = 4096;
 /// The number of requests to a remote device that must complete while the stopped process accepts none.
 const MIN_REMOTE_COUNT: usize = 20;
 
+/// Sets the options of a link that exchanges packets in memory: with links at its address, or at other addresses.
+fn configure(config: &mut UdpConfig, shared: bool) {
+    if shared {
+        config.shared = true;
+    } else {
+        config.memory_use = MemoryUse::AllLocal;
+    }
+}
+
 /// Receives packets until it is killed.
 #[test]
 #[ignore = "run by the other test"]
 fn receiver() {
     let Ok(address) = std::env::var(ADDRESS) else { return };
     let mut config = UdpConfig::new(address.parse().unwrap());
-    config.shared = true;
+    configure(&mut config, std::env::var(SHARED).unwrap() == "true");
     let mut link = UdpLink::open(&config).unwrap();
-    println!("receiver: {}", link.address_share().unwrap().index());
+    println!("receiver: {}", link.address_share().map_or(0, |share| share.index()));
     std::io::stdout().flush().unwrap();
     let mut is_first = true;
     loop {
@@ -154,14 +164,27 @@ impl<'a> End<'a> {
 
 #[test]
 fn a_stopped_process_does_not_delay_packets_to_a_remote_device() {
+    stop_process(true);
+}
+
+#[test]
+fn a_stopped_process_at_another_address_does_not_delay_packets_to_a_remote_device() {
+    stop_process(false);
+}
+
+/// Sends packets to a process that is stopped again and again, and requests to a remote device. The process has the same address, or
+/// another one.
+fn stop_process(shared: bool) {
     let nic_over = |link: UdpLink| Nic::open(NicOptions::new([link.local_addr().ip()], link)).unwrap();
-    let nic = nic_over(open_loopback(|config| config.shared = true));
+    let nic = nic_over(open_loopback(|config| configure(config, shared)));
     let remote_nic = nic_over(open_loopback(|_| ()));
-    let (address, remote_address) = (nic.addresses()[0], remote_nic.addresses()[0]);
+    let (own_address, remote_address) = (nic.addresses()[0], remote_nic.addresses()[0]);
+    let address = if shared { own_address } else { open_loopback(|_| ()).local_addr().ip() };
 
     let child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "receiver", "--ignored", "--nocapture", "--test-threads=1"])
         .env(ADDRESS, address.to_string())
+        .env(SHARED, shared.to_string())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -174,7 +197,7 @@ fn a_stopped_process_does_not_delay_packets_to_a_remote_device() {
     flood.connect(address, Qpn::truncate(share.qpn(0x1_0000)));
     let (mut local, remote) = (End::new(&nic, Transport::Rc), End::new(&remote_nic, Transport::Rc));
     local.connect(remote_address, remote.qpn);
-    remote.connect(address, local.qpn);
+    remote.connect(own_address, local.qpn);
     let target = RemoteAddress { addr: remote.area.addr(), rkey: remote.area.key };
     flood.write(target, LENGTH);
     assert_eq!(lines.next().unwrap(), "reads");

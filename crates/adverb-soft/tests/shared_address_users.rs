@@ -1,5 +1,5 @@
-//! Processes of several users, and of users in user namespaces, at one address. The tests start processes of this program
-//! as other users, so they run only as root.
+//! Processes of several users, and of users in user namespaces, at one address, and at several addresses with packets in memory.
+//! The tests start processes of this program as other users, so they run only as root.
 
 #![cfg(target_os = "linux")]
 
@@ -15,14 +15,14 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use adverb_soft::link::{AddressShare, Link, UdpConfig, UdpLink};
+use adverb_soft::link::{AddressShare, Link, MemoryUse, ReceiveTimestamps, TxPacket, UdpConfig, UdpLink};
 use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::sockopt::{Linger, RcvBuf, SndBuf};
 use nix::sys::socket::{
     AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
-    bind, connect, listen, recvmsg, send, sendmsg, setsockopt, socket,
+    accept, bind, connect, listen, recv, recvmsg, send, sendmsg, setsockopt, socket,
 };
 use nix::unistd::{dup, geteuid};
 
@@ -138,6 +138,12 @@ fn a_process() {
         "flood" => flood(address),
         "request" => println!("process: {}", request_sockets(address, 0)),
         "request 1" => println!("process: {}", request_sockets(address, 1)),
+        "local" => local(address, None),
+        "hold" => hold(address),
+        "greet" => println!("process: {}", greet(address)),
+        role if let Some(target) = role.strip_prefix("local to ") => {
+            local(address, Some(target.parse().unwrap()));
+        }
         _ => panic!("{role}"),
     }
 }
@@ -262,7 +268,7 @@ fn pass_files(address: IpAddr) {
         for ((socket, peer), connection) in sockets {
             let files = [socket.as_raw_fd()];
             let rights = [ControlMessage::ScmRights(&files)];
-            let message = [IoSlice::new(&[7, 4])];
+            let message = [IoSlice::new(&[7, 5])];
             let passed = connect(connection.as_raw_fd(), &share).and_then(|()| {
                 sendmsg::<()>(connection.as_raw_fd(), &message, &rights, MsgFlags::MSG_NOSIGNAL, None)
             });
@@ -331,7 +337,7 @@ fn request_sockets(address: IpAddr, share: u8) -> String {
         return format!("not connected: {error}");
     }
     // The version of the protocol, and the request.
-    for message in [&[7, 4][..], &[1]] {
+    for message in [&[7, 5][..], &[1]] {
         if let Err(error) = send(socket.as_raw_fd(), message, MsgFlags::MSG_NOSIGNAL) {
             return format!("refused: {error}");
         }
@@ -352,6 +358,190 @@ fn request_sockets(address: IpAddr, share: u8) -> String {
         })
         .sum();
     if message.bytes == 0 { "refused".to_owned() } else { format!("{count} sockets") }
+}
+
+/// Opens a link that uses memory for all processes of its user. Prints a line for each packet that it receives: whether the packet
+/// was in memory. Sends a packet to the target every few milliseconds.
+fn local(address: IpAddr, target: Option<IpAddr>) {
+    let mut config = UdpConfig::new(address);
+    config.memory_use = MemoryUse::AllLocal;
+    let start = Instant::now();
+    let mut link = UdpLink::open(&config).unwrap();
+    link.set_timestamps(true).unwrap();
+    println!("process: ready {}", start.elapsed().as_millis());
+    let mut bytes = [0; 60];
+    bytes[4..8].copy_from_slice(&0x1_0000_u32.to_be_bytes());
+    loop {
+        link.receive(256, &mut |packet| {
+            println!("process: {}", if packet.received_at.is_none() { "memory" } else { "UDP" });
+        })
+        .unwrap();
+        if let Some(target) = target {
+            let (source, destination) = (link.source_addr(0xc000), (target, 4791).into());
+            let packet = TxPacket {
+                source,
+                destination,
+                traffic_class: 0,
+                hop_limit: 0,
+                flow_label: 0,
+                bytes: &bytes,
+            };
+            link.send(&[packet]).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Claims the name of a device that has its address to itself, and prints a line for each connection.
+fn hold(address: IpAddr) {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let listener = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
+    bind(listener.as_raw_fd(), &name(address, "device")).unwrap();
+    listen(&listener, Backlog::new(100).unwrap()).unwrap();
+    println!("process: ready");
+    while accept(listener.as_raw_fd()).is_ok() {
+        println!("process: connected");
+    }
+}
+
+/// Sends the first message of a connection to a device that has its address to itself, with another version of the protocol.
+/// Returns the device's response as text.
+fn greet(address: IpAddr) -> String {
+    let socket = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    if let Err(error) = connect(socket.as_raw_fd(), &name(address, "device")) {
+        return format!("not connected: {error}");
+    }
+    let mut response = [0; 8];
+    let received = send(socket.as_raw_fd(), &[7, 99], MsgFlags::MSG_NOSIGNAL)
+        .and_then(|_| recv(socket.as_raw_fd(), &mut response, MsgFlags::empty()));
+    match received {
+        Ok(0) => "refused".to_owned(),
+        Ok(length) => format!("{:?}", &response[..length]),
+        Err(error) => format!("refused: {error}"),
+    }
+}
+
+/// The time for which packets must arrive over UDP. The sender would offer memory again within this time.
+const UDP_TIME: Duration = Duration::from_millis(1500);
+
+/// Checks that a process gets packets over UDP only.
+fn assert_over_udp(process: &Process) {
+    let (start, mut count) = (Instant::now(), 0);
+    while start.elapsed() < UDP_TIME || count < 10 {
+        assert_eq!(process.next_line(), "UDP");
+        count += 1;
+    }
+}
+
+/// Waits until a process gets a packet in memory.
+fn await_memory(process: &Process) {
+    let start = Instant::now();
+    while process.next_line() != "memory" {
+        assert!(start.elapsed() < TEST_DEADLINE, "all packets arrive over UDP");
+    }
+}
+
+#[test]
+fn another_user_sends_and_receives_nothing_in_memory() {
+    if !can_change_users() {
+        return;
+    }
+    let addresses = [(); 3].map(|()| unused_address());
+    let to_first = format!("local to {}", addresses[0]);
+    let first = Process::start(ALICE, None, "local", addresses[0]);
+    assert!(first.next_line().starts_with("ready"));
+    for namespace_uid in [None, Some(0), Some(1000)] {
+        let second = Process::start(ALICE, namespace_uid, &to_first, addresses[1]);
+        assert!(second.next_line().starts_with("ready"));
+        await_memory(&first);
+        drop(second);
+        while first.lines.recv_timeout(Duration::from_millis(200)).is_ok() {}
+    }
+    assert_eq!(Process::start(ALICE, None, "greet", addresses[0]).next_line(), "[7, 5]");
+    for namespace_uid in [None, Some(0), Some(OVERFLOW), Some(ALICE)] {
+        let attacker = Process::start(MALLORY, namespace_uid, "greet", addresses[0]);
+        let line = attacker.next_line();
+        assert!(line.starts_with("refused"), "{namespace_uid:?}: {line}");
+    }
+    let attacker = Process::start(MALLORY, None, &to_first, addresses[2]);
+    assert!(attacker.next_line().starts_with("ready"));
+    assert_over_udp(&first);
+    let second = Process::start(ALICE, None, &format!("local to {}", addresses[2]), addresses[1]);
+    assert!(second.next_line().starts_with("ready"));
+    assert_over_udp(&attacker);
+}
+
+#[test]
+fn a_user_with_the_overflow_id_of_a_namespace_uses_no_memory() {
+    if !can_change_users() {
+        return;
+    }
+    let addresses = [(); 2].map(|()| unused_address());
+    let first = Process::start(ALICE, Some(OVERFLOW), "local", addresses[0]);
+    assert!(first.next_line().starts_with("ready"));
+    let attacker = Process::start(MALLORY, None, "greet", addresses[0]);
+    assert!(attacker.next_line().starts_with("not connected"));
+    let second = Process::start(ALICE, None, &format!("local to {}", addresses[0]), addresses[1]);
+    assert!(second.next_line().starts_with("ready"));
+    assert_over_udp(&first);
+}
+
+#[test]
+fn a_name_that_another_user_holds_leaves_the_packets_on_udp() {
+    if !can_change_users() {
+        return;
+    }
+    let addresses = [(); 2].map(|()| unused_address());
+    let attacker = Process::start(MALLORY, None, "hold", addresses[0]);
+    assert_eq!(attacker.next_line(), "ready");
+    let first = Process::start(ALICE, None, &format!("local to {}", addresses[1]), addresses[0]);
+    let line = first.next_line();
+    let time: u32 = line.strip_prefix("ready ").unwrap().parse().unwrap();
+    assert!(time < 1000, "opening took {time} ms");
+    let second = Process::start(ALICE, None, &format!("local to {}", addresses[0]), addresses[1]);
+    assert!(second.next_line().starts_with("ready"));
+    // Only the other direction is affected.
+    await_memory(&second);
+    while first.lines.try_recv().is_ok() {}
+    assert_over_udp(&first);
+    // The next device gets the name.
+    drop((attacker, first));
+    let first = Process::start(ALICE, None, "local", addresses[0]);
+    assert!(first.next_line().starts_with("ready"));
+    await_memory(&first);
+    // A name that another user takes afterwards has no packets in memory either.
+    drop(first);
+    let attacker = Process::start(MALLORY, None, "hold", addresses[0]);
+    assert_eq!(attacker.next_line(), "ready");
+    let first = Process::start(ALICE, None, "local", addresses[0]);
+    assert!(first.next_line().starts_with("ready"));
+    while first.next_line() != "UDP" {}
+    assert_over_udp(&first);
+}
+
+#[test]
+fn names_that_others_hold_cost_few_lookups() {
+    if !can_change_users() {
+        return;
+    }
+    let address = unused_address();
+    let attacker = Process::start(MALLORY, None, "hold", address);
+    assert_eq!(attacker.next_line(), "ready");
+    let mut link = open_loopback(|config| config.memory_use = MemoryUse::AllLocal);
+    let (source, destination) = (link.source_addr(0xc000), (address, 4791).into());
+    let mut bytes = [0; 60];
+    bytes[4..8].copy_from_slice(&0x1_0000_u32.to_be_bytes());
+    let packet =
+        TxPacket { source, destination, traffic_class: 0, hop_limit: 0, flow_label: 0, bytes: &bytes };
+    let (start, mut sent) = (Instant::now(), 0);
+    while start.elapsed() < Duration::from_secs(2) {
+        sent += link.send(&[packet]).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    let connections = attacker.lines.try_iter().count();
+    println!("{connections} lookups for {sent} packets");
+    // After 0, 1, 3, 7 ms and so on up to 1,023 ms.
+    assert!((1..=12).contains(&connections), "{connections} lookups for {sent} packets");
 }
 
 /// Returns an address that no process uses.
