@@ -16,6 +16,7 @@
 //! |---|---|
 //! | `ADVERB_DEVICE` | `soft:ADDRESS`, the IP address of the device; without it, 127.0.0.1 or, if another program has its port, the user's own loopback address. All processes of a user share an address. |
 //! | `ADVERB_EXCLUSIVE` | `1`: each process has a device of its own |
+//! | `ADVERB_WIRE` | `1`: the packets between processes at one address travel over UDP, not in shared memory, as those with faults do |
 //! | `ADVERB_LOSS`, `ADVERB_DUPLICATION`, `ADVERB_CORRUPTION`, `ADVERB_REORDER` | the percentage of packets with that fault |
 //! | `ADVERB_DELAY` | the time in milliseconds by which each packet is delayed |
 //! | `ADVERB_SEED` | the seed of the faults |

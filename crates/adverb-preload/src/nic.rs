@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use adverb_proto::types::{Gid, PathMtu};
 use adverb_proto::{Cq, Path, Route, Srq};
 use adverb_soft::Nic;
-use adverb_soft::link::UdpLink;
+use adverb_soft::link::{MemoryUse, UdpConfig, UdpLink};
 use adverb_soft::open::{LinkKind, Options, open_at};
 use adverb_sys::ibv_ah_attr;
 use libc::c_int;
@@ -194,7 +194,14 @@ fn open_link(settings: &Settings) -> io::Result<(UdpLink, PathMtu)> {
     let stays = own.is_some_and(|own| owner_of(own) == Some(user));
     let mut result = Err(io::ErrorKind::AddrInUse.into());
     for place in places(wanted, own, stays) {
-        match open_at(place, |config| config.shared = !settings.is_exclusive) {
+        let configure = |config: &mut UdpConfig| {
+            config.shared = !settings.is_exclusive;
+            // Faults are those of a wire.
+            if settings.is_wire_only || settings.faults.is_some() {
+                config.memory_use = MemoryUse::Never;
+            }
+        };
+        match open_at(place, configure) {
             // A network namespace without the user's own address still has ports.
             Err(error) if error.kind() == io::ErrorKind::AddrInUse || Some(place) == own => {
                 result = Err(error);

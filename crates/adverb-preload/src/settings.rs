@@ -16,6 +16,8 @@ pub(crate) struct Settings {
     pub(crate) address: Option<IpAddr>,
     /// Whether each process has a device of its own.
     pub(crate) is_exclusive: bool,
+    /// Whether the device exchanges no packets in shared memory.
+    pub(crate) is_wire_only: bool,
     /// The faults that the link injects, if any.
     pub(crate) faults: Option<FaultConfig>,
     /// The file of a recording.
@@ -35,7 +37,11 @@ impl Settings {
         // SAFETY: the function has no preconditions.
         let is_privileged = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
         let settings = Settings::parse(|name| std::env::var(name).ok().filter(|_| !is_privileged))?;
-        Ok(Settings { is_exclusive: !is_privileged && UdpConfig::is_exclusive_requested(), ..settings })
+        Ok(Settings {
+            is_exclusive: !is_privileged && UdpConfig::is_exclusive_requested(),
+            is_wire_only: !is_privileged && UdpConfig::is_wire_only_requested(),
+            ..settings
+        })
     }
 
     /// Whether this process is the first of an `adverb run` that calls this function, so that a message is written once.
@@ -98,6 +104,7 @@ impl Settings {
         Ok(Settings {
             address,
             is_exclusive: false,
+            is_wire_only: false,
             faults: is_faulty.then_some(faults),
             trace: path("ADVERB_TRACE"),
             report: path("ADVERB_REPORT"),

@@ -11,7 +11,7 @@ use crate::device::Device;
 use crate::error::Result;
 
 pub use adverb_proto::{Dcqcn, IcrcCheck};
-pub use adverb_soft::link::{FaultConfig, Switch, SwitchConfig};
+pub use adverb_soft::link::{FaultConfig, MemoryUse, Switch, SwitchConfig};
 
 /// A builder for a software device, with the options that a device name ([`Device::open`]) can't express.
 ///
@@ -86,7 +86,7 @@ impl SoftDevice {
     }
 
     /// Injects faults into the packets that the device sends: the device drops, duplicates, corrupts, delays and
-    /// ECN-marks them at these rates.
+    /// ECN-marks them at these rates. Such a device is [`wire_only`](SoftDevice::wire_only).
     pub fn faults(mut self, faults: FaultConfig) -> SoftDevice {
         self.0.faults = Some(faults);
         self
@@ -135,6 +135,34 @@ impl SoftDevice {
     /// ```
     pub fn exclusive(mut self) -> SoftDevice {
         self.0.exclusive = true;
+        self
+    }
+
+    /// Sends and receives all packets over UDP. Otherwise, packets between processes at one address travel in shared memory,
+    /// where tcpdump doesn't see them. The environment variable `ADVERB_WIRE=1` has the same effect on all devices of a process.
+    ///
+    /// ```
+    /// use adverb::verbs::SoftDevice;
+    ///
+    /// let device = SoftDevice::at_addr("127.9.8.5".parse()?).wire_only().open()?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn wire_only(self) -> SoftDevice {
+        self.memory_use(MemoryUse::Never)
+    }
+
+    /// Sets the processes with which the device exchanges packets in shared memory instead of over UDP. The default is
+    /// [`MemoryUse::SharedAddress`]. An [`exclusive`](SoftDevice::exclusive) device, and one with
+    /// [`faults`](SoftDevice::faults), uses no shared memory.
+    ///
+    /// ```
+    /// use adverb::verbs::{MemoryUse, SoftDevice};
+    ///
+    /// let device = SoftDevice::new().memory_use(MemoryUse::AllLocal).open()?;
+    /// # Ok::<(), adverb::Error>(())
+    /// ```
+    pub fn memory_use(mut self, memory_use: MemoryUse) -> SoftDevice {
+        self.0.memory_use = memory_use;
         self
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use adverb_proto::explain::Call;
 use adverb_proto::types::Gid;
-use adverb_soft::link::{Interface, UdpConfig, UdpLink};
+use adverb_soft::link::{Interface, MemoryUse, UdpConfig, UdpLink};
 
 use super::Device;
 use super::device::guid;
@@ -104,6 +104,11 @@ impl Device {
 
     /// Creates a NIC with this name, or with the name of its first address.
     fn create(options: &Options, name: Option<&str>) -> Result<Device> {
+        let mut options = options.clone();
+        options.exclusive |= UdpConfig::is_exclusive_requested();
+        if UdpConfig::is_wire_only_requested() {
+            options.memory_use = MemoryUse::Never;
+        }
         let name_of = |addresses: &[IpAddr]| match addresses.first() {
             Some(address) => format!("{NAME_PREFIX}{address}"),
             None => LOOPBACK_NAME.to_owned(),
@@ -116,7 +121,7 @@ impl Device {
             )
         })?;
         let name = name.map_or_else(|| name_of(nic.addresses()), str::to_owned);
-        Ok(Device::new(nic, name, options))
+        Ok(Device::new(nic, name, &options))
     }
 
     /// Returns the open NIC of this process that receives packets to this address.
