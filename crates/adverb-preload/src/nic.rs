@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use adverb_proto::types::{Gid, PathMtu};
 use adverb_proto::{Cq, Path, Route, Srq};
 use adverb_soft::Nic;
-use adverb_soft::link::{MemoryUse, UdpConfig, UdpLink};
+use adverb_soft::link::{RingPeers, UdpConfig, UdpLink};
 use adverb_soft::open::{LinkKind, Options, open_at};
 use adverb_sys::ibv_ah_attr;
 use libc::c_int;
@@ -198,7 +198,7 @@ fn open_link(settings: &Settings) -> io::Result<(UdpLink, PathMtu)> {
             config.shared = !settings.is_exclusive;
             // Faults are those of a wire.
             if settings.is_wire_only || settings.faults.is_some() {
-                config.memory_use = MemoryUse::Never;
+                config.ring_peers = RingPeers::None;
             }
         };
         match open_at(place, configure) {

@@ -8,7 +8,7 @@ use adverb_proto::Congestion;
 use adverb_proto::types::{Gid, PathMtu};
 
 use crate::link::{
-    Bundle, Capture, FaultConfig, FaultLink, Interface, Link, MemoryUse, Switch, UdpConfig, UdpLink,
+    Bundle, Capture, FaultConfig, FaultLink, Interface, Link, RingPeers, Switch, UdpConfig, UdpLink,
 };
 use crate::{Nic, NicOptions};
 
@@ -35,7 +35,7 @@ pub struct Options {
     pub shared: bool,
     /// The processes with which the NIC exchanges packets in shared memory. A NIC that is exclusive or injects faults uses no
     /// shared memory.
-    pub memory_use: MemoryUse,
+    pub ring_peers: RingPeers,
     /// The congestion control of queue pairs.
     pub congestion: Congestion,
 }
@@ -64,7 +64,7 @@ impl Options {
             adverb_peers_only: false,
             exclusive: false,
             shared: false,
-            memory_use: MemoryUse::SharedAddress,
+            ring_peers: RingPeers::SharedAddress,
             congestion: Congestion::None,
         }
     }
@@ -178,14 +178,14 @@ impl Options {
         open_at(Gid::from(address).udp_addr(), |config| {
             config.adverb_peers_only = self.adverb_peers_only;
             config.shared = shared;
-            config.memory_use = self.link_memory_use();
+            config.ring_peers = self.link_ring_peers();
         })
     }
 
     /// Returns the processes with which links exchange packets in shared memory. An exclusive NIC trusts no other process, and
     /// faults are those of a wire.
-    fn link_memory_use(&self) -> MemoryUse {
-        if self.exclusive || self.faults.is_some() { MemoryUse::Never } else { self.memory_use }
+    fn link_ring_peers(&self) -> RingPeers {
+        if self.exclusive || self.faults.is_some() { RingPeers::None } else { self.ring_peers }
     }
 }
 

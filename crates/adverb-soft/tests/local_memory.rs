@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use adverb_soft::link::{
-    AddressShare, Bundle, Link, MemoryUse, ReceiveTimestamps, TxPacket, UdpConfig, UdpLink,
+    AddressShare, Bundle, Link, ReceiveTimestamps, RingPeers, TxPacket, UdpConfig, UdpLink,
 };
 
 use support::open_loopback;
@@ -20,23 +20,23 @@ use support::open_loopback;
 const TEST_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Opens a link at an address of its own.
-fn open(memory_use: MemoryUse) -> UdpLink {
-    let mut link = open_loopback(|config| config.memory_use = memory_use);
+fn open(ring_peers: RingPeers) -> UdpLink {
+    let mut link = open_loopback(|config| config.ring_peers = ring_peers);
     link.set_timestamps(true).unwrap();
     link
 }
 
 /// Opens a link at an address that it shares with other links.
-fn open_shared(memory_use: MemoryUse) -> UdpLink {
-    let mut link = open_loopback(|config| (config.shared, config.memory_use) = (true, memory_use));
+fn open_shared(ring_peers: RingPeers) -> UdpLink {
+    let mut link = open_loopback(|config| (config.shared, config.ring_peers) = (true, ring_peers));
     link.set_timestamps(true).unwrap();
     link
 }
 
 /// Opens another link at the shared address of a link.
-fn join(first: &mut UdpLink, memory_use: MemoryUse) -> UdpLink {
+fn join(first: &mut UdpLink, ring_peers: RingPeers) -> UdpLink {
     let mut config = UdpConfig::new(first.local_addr().ip());
-    (config.shared, config.memory_use) = (true, memory_use);
+    (config.shared, config.ring_peers) = (true, ring_peers);
     let joining = std::thread::spawn(move || UdpLink::open(&config).unwrap());
     while !joining.is_finished() {
         first.receive(usize::MAX, &mut |_| panic!("a packet arrived")).unwrap();
@@ -119,11 +119,11 @@ fn assert_over_udp(first: &mut UdpLink, second: &mut UdpLink) {
 
 #[test]
 fn links_at_different_addresses_exchange_packets_in_memory() {
-    let openers: [fn(MemoryUse) -> UdpLink; 2] = [open, open_shared];
+    let openers: [fn(RingPeers) -> UdpLink; 2] = [open, open_shared];
     for (open_first, open_second) in
         openers.into_iter().flat_map(|first| openers.map(|second| (first, second)))
     {
-        let (mut first, mut second) = (open_first(MemoryUse::AllLocal), open_second(MemoryUse::AllLocal));
+        let (mut first, mut second) = (open_first(RingPeers::AllLocal), open_second(RingPeers::AllLocal));
         connect(&mut first, &mut second);
         connect(&mut second, &mut first);
         let sent = first.statistics().sent_in_memory;
@@ -138,10 +138,10 @@ fn links_at_different_addresses_exchange_packets_in_memory() {
 
 #[test]
 fn links_with_a_udp_port_of_their_own_exchange_packets_in_memory() {
-    let mut first = open_loopback(|config| (config.memory_use, config.port) = (MemoryUse::AllLocal, 4795));
+    let mut first = open_loopback(|config| (config.ring_peers, config.port) = (RingPeers::AllLocal, 4795));
     first.set_timestamps(true).unwrap();
     let mut config = UdpConfig::new(first.local_addr().ip());
-    (config.memory_use, config.port) = (MemoryUse::AllLocal, 4796);
+    (config.ring_peers, config.port) = (RingPeers::AllLocal, 4796);
     let mut second = UdpLink::open(&config).unwrap();
     second.set_timestamps(true).unwrap();
     connect(&mut first, &mut second);
@@ -151,10 +151,10 @@ fn links_with_a_udp_port_of_their_own_exchange_packets_in_memory() {
 /// The receiver decides, and it offers no memory itself.
 #[test]
 fn packets_to_and_from_a_link_without_memory_use_travel_over_udp() {
-    for memory_use in [MemoryUse::Never, MemoryUse::SharedAddress] {
-        let (mut first, mut second) = (open(MemoryUse::AllLocal), open(memory_use));
+    for ring_peers in [RingPeers::None, RingPeers::SharedAddress] {
+        let (mut first, mut second) = (open(RingPeers::AllLocal), open(ring_peers));
         assert_over_udp(&mut first, &mut second);
-        let (mut first, mut second) = (open(MemoryUse::AllLocal), open_shared(memory_use));
+        let (mut first, mut second) = (open(RingPeers::AllLocal), open_shared(ring_peers));
         assert_over_udp(&mut first, &mut second);
     }
 }
@@ -162,14 +162,14 @@ fn packets_to_and_from_a_link_without_memory_use_travel_over_udp() {
 #[test]
 fn packets_between_processes_at_one_address_travel_over_udp_if_one_uses_no_memory() {
     for (first, second) in
-        [(MemoryUse::Never, MemoryUse::AllLocal), (MemoryUse::SharedAddress, MemoryUse::Never)]
+        [(RingPeers::None, RingPeers::AllLocal), (RingPeers::SharedAddress, RingPeers::None)]
     {
         let mut first = open_shared(first);
         let mut second = join(&mut first, second);
         assert_over_udp(&mut first, &mut second);
     }
-    let mut first = open_shared(MemoryUse::AllLocal);
-    let mut second = join(&mut first, MemoryUse::SharedAddress);
+    let mut first = open_shared(RingPeers::AllLocal);
+    let mut second = join(&mut first, RingPeers::SharedAddress);
     connect(&mut first, &mut second);
     connect(&mut second, &mut first);
 }
@@ -179,10 +179,10 @@ const MIN_IN_MEMORY: usize = 300;
 
 #[test]
 fn packets_stay_in_order_when_they_change_to_memory() {
-    let mut receiver = open(MemoryUse::AllLocal);
+    let mut receiver = open(RingPeers::AllLocal);
     let mut over_udp = 0;
     for round in 0..20 {
-        let mut sender = open(MemoryUse::AllLocal);
+        let mut sender = open(RingPeers::AllLocal);
         let bytes: Vec<Vec<u8>> = (0..60_000).map(|number| bytes_to(&receiver, number, 60)).collect();
         let is_done = AtomicBool::new(false);
         receiver.set_wake_interest(round % 2 == 0).unwrap();
@@ -235,9 +235,9 @@ fn packets_stay_in_order_when_they_change_to_memory() {
 
 #[test]
 fn packets_to_several_processes_at_another_address_reach_each_of_them() {
-    let mut first = open_shared(MemoryUse::AllLocal);
-    let mut second = join(&mut first, MemoryUse::AllLocal);
-    let mut sender = open(MemoryUse::AllLocal);
+    let mut first = open_shared(RingPeers::AllLocal);
+    let mut second = join(&mut first, RingPeers::AllLocal);
+    let mut sender = open(RingPeers::AllLocal);
     let destination = first.local_addr();
     let bytes = [bytes_to(&first, 0, 60), bytes_to(&second, 1, 60)];
     let source = sender.source_addr(0xc000);
@@ -271,10 +271,10 @@ fn packets_to_several_processes_at_another_address_reach_each_of_them() {
 
 #[test]
 fn a_link_at_the_address_of_one_that_has_ended_gets_packets_in_memory() {
-    let mut sender = open(MemoryUse::AllLocal);
-    let mut receiver = open(MemoryUse::AllLocal);
+    let mut sender = open(RingPeers::AllLocal);
+    let mut receiver = open(RingPeers::AllLocal);
     let mut config = UdpConfig::new(receiver.local_addr().ip());
-    config.memory_use = MemoryUse::AllLocal;
+    config.ring_peers = RingPeers::AllLocal;
     for round in 0..6 {
         connect(&mut sender, &mut receiver);
         drop(receiver);
@@ -292,8 +292,8 @@ fn a_link_at_the_address_of_one_that_has_ended_gets_packets_in_memory() {
 /// One of the destinations has a ring.
 #[test]
 fn packets_to_two_destinations_take_different_ways_in_order() {
-    let mut sender = open(MemoryUse::AllLocal);
-    let (mut near, mut far) = (open(MemoryUse::AllLocal), open(MemoryUse::Never));
+    let mut sender = open(RingPeers::AllLocal);
+    let (mut near, mut far) = (open(RingPeers::AllLocal), open(RingPeers::None));
     connect(&mut sender, &mut near);
     assert!(!exchange(&mut sender, &mut far).is_in_memory);
     let bytes: Vec<Vec<u8>> =
@@ -317,7 +317,7 @@ fn packets_to_two_destinations_take_different_ways_in_order() {
 /// Packets to more destinations than a link remembers are all sent, and a link that opens later gets packets in memory.
 #[test]
 fn packets_to_many_destinations_do_not_prevent_memory_use() {
-    let mut sender = open(MemoryUse::AllLocal);
+    let mut sender = open(RingPeers::AllLocal);
     let source = sender.source_addr(0xc000);
     let mut bytes = [0; 60];
     bytes[4..8].copy_from_slice(&0x1_0000_u32.to_be_bytes());
@@ -347,7 +347,7 @@ fn packets_to_many_destinations_do_not_prevent_memory_use() {
     }
     let time = start.elapsed() / (3 * addresses.len() as u32);
     println!("{time:?} for a packet to one of many destinations");
-    let mut receiver = open(MemoryUse::AllLocal);
+    let mut receiver = open(RingPeers::AllLocal);
     connect(&mut sender, &mut receiver);
 }
 
@@ -355,12 +355,12 @@ fn packets_to_many_destinations_do_not_prevent_memory_use() {
 fn the_links_of_a_bundle_exchange_packets_in_memory() {
     let mut bundle = Bundle::new().unwrap();
     let sources = [(); 2].map(|()| {
-        let link = open(MemoryUse::AllLocal);
+        let link = open(RingPeers::AllLocal);
         let source = link.source_addr(0xc000);
         bundle.add(source.ip(), link).unwrap();
         source
     });
-    let mut peer = open(MemoryUse::AllLocal);
+    let mut peer = open(RingPeers::AllLocal);
     let (bytes, destination) = (bytes_to(&peer, 7, 60), peer.local_addr());
     for source in sources {
         let (mut is_in_memory, start) = (false, Instant::now());
@@ -392,7 +392,7 @@ const ADDRESS: &str = "ADVERB_TEST_ADDRESS";
 fn receiver() {
     let Ok(address) = std::env::var(ADDRESS) else { return };
     let mut config = UdpConfig::new(address.parse().unwrap());
-    config.memory_use = MemoryUse::AllLocal;
+    config.ring_peers = RingPeers::AllLocal;
     let mut link = UdpLink::open(&config).unwrap();
     link.set_timestamps(true).unwrap();
     let mut has_printed = false;
@@ -417,8 +417,8 @@ fn a_process_that_takes_the_place_of_a_killed_one_gets_packets_in_memory() {
         }
     }
 
-    let address = open(MemoryUse::Never).local_addr().ip();
-    let mut sender = open(MemoryUse::AllLocal);
+    let address = open(RingPeers::None).local_addr().ip();
+    let mut sender = open(RingPeers::AllLocal);
     let (source, destination) = (sender.source_addr(0xc000), SocketAddr::new(address, 4791));
     let mut bytes = [0; 60];
     bytes[4..8].copy_from_slice(&0x1_0000_u32.to_be_bytes());

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use adverb_soft::link::{AddressShare, Link, MemoryUse, TxPacket, UdpConfig, UdpLink};
+use adverb_soft::link::{AddressShare, Link, RingPeers, TxPacket, UdpConfig, UdpLink};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use support::open_loopback;
@@ -31,7 +31,7 @@ fn configure(config: &mut UdpConfig, shared: bool) {
     if shared {
         config.shared = true;
     } else {
-        config.memory_use = MemoryUse::AllLocal;
+        config.ring_peers = RingPeers::AllLocal;
     }
 }
 

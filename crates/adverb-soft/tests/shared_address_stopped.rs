@@ -15,7 +15,7 @@ use adverb_proto::types::{
     Access, PathMtu, RemoteAddress, Segment, SendFlags, SendOperation, SendRequest, Transport,
 };
 use adverb_proto::{Cq, Init, Path, QpConfig, ReadyToReceive, ReadyToSend, Transition};
-use adverb_soft::link::{AddressShare, Link, MemoryUse, UdpConfig, UdpLink};
+use adverb_soft::link::{AddressShare, Link, RingPeers, UdpConfig, UdpLink};
 use adverb_soft::{Nic, NicOptions};
 use adverb_wire::cm::Timeout;
 use adverb_wire::{Psn, Qpn, RnrTimer};
@@ -41,7 +41,7 @@ fn configure(config: &mut UdpConfig, shared: bool) {
     if shared {
         config.shared = true;
     } else {
-        config.memory_use = MemoryUse::AllLocal;
+        config.ring_peers = RingPeers::AllLocal;
     }
 }
 

@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use adverb_soft::link::{AddressShare, Link, MemoryUse, ReceiveTimestamps, TxPacket, UdpConfig, UdpLink};
+use adverb_soft::link::{AddressShare, Link, ReceiveTimestamps, RingPeers, TxPacket, UdpConfig, UdpLink};
 use nix::errno::Errno;
 use nix::libc;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -364,7 +364,7 @@ fn request_sockets(address: IpAddr, share: u8) -> String {
 /// was in memory. Sends a packet to the target every few milliseconds.
 fn local(address: IpAddr, target: Option<IpAddr>) {
     let mut config = UdpConfig::new(address);
-    config.memory_use = MemoryUse::AllLocal;
+    config.ring_peers = RingPeers::AllLocal;
     let start = Instant::now();
     let mut link = UdpLink::open(&config).unwrap();
     link.set_timestamps(true).unwrap();
@@ -527,7 +527,7 @@ fn names_that_others_hold_cost_few_lookups() {
     let address = unused_address();
     let attacker = Process::start(MALLORY, None, "hold", address);
     assert_eq!(attacker.next_line(), "ready");
-    let mut link = open_loopback(|config| config.memory_use = MemoryUse::AllLocal);
+    let mut link = open_loopback(|config| config.ring_peers = RingPeers::AllLocal);
     let (source, destination) = (link.source_addr(0xc000), (address, 4791).into());
     let mut bytes = [0; 60];
     bytes[4..8].copy_from_slice(&0x1_0000_u32.to_be_bytes());

@@ -152,5 +152,5 @@ pub use request::{
 pub use request_id::RequestId;
 pub use shared_receive_queue::{SharedReceiveQueue, SharedReceiveQueueBuilder};
 #[cfg(feature = "soft")]
-pub use soft_device::{Dcqcn, FaultConfig, IcrcCheck, MemoryUse, SoftDevice, Switch, SwitchConfig};
+pub use soft_device::{Dcqcn, FaultConfig, IcrcCheck, SoftDevice, Switch, SwitchConfig};
 pub use stats::{CompletionQueueStats, QueuePairStats, QueueStats};

@@ -5,13 +5,14 @@ use std::path::PathBuf;
 
 use adverb_proto::Congestion;
 use adverb_proto::types::PathMtu;
+use adverb_soft::link::RingPeers;
 
 use crate::backend::{SoftLink, SoftOptions};
 use crate::device::Device;
 use crate::error::Result;
 
 pub use adverb_proto::{Dcqcn, IcrcCheck};
-pub use adverb_soft::link::{FaultConfig, MemoryUse, Switch, SwitchConfig};
+pub use adverb_soft::link::{FaultConfig, Switch, SwitchConfig};
 
 /// A builder for a software device, with the options that a device name ([`Device::open`]) can't express.
 ///
@@ -147,22 +148,8 @@ impl SoftDevice {
     /// let device = SoftDevice::at_addr("127.9.8.5".parse()?).wire_only().open()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn wire_only(self) -> SoftDevice {
-        self.memory_use(MemoryUse::Never)
-    }
-
-    /// Sets the processes with which the device exchanges packets in shared memory instead of over UDP. The default is
-    /// [`MemoryUse::SharedAddress`]. An [`exclusive`](SoftDevice::exclusive) device, and one with
-    /// [`faults`](SoftDevice::faults), uses no shared memory.
-    ///
-    /// ```
-    /// use adverb::verbs::{MemoryUse, SoftDevice};
-    ///
-    /// let device = SoftDevice::new().memory_use(MemoryUse::AllLocal).open()?;
-    /// # Ok::<(), adverb::Error>(())
-    /// ```
-    pub fn memory_use(mut self, memory_use: MemoryUse) -> SoftDevice {
-        self.0.memory_use = memory_use;
+    pub fn wire_only(mut self) -> SoftDevice {
+        self.0.ring_peers = RingPeers::None;
         self
     }
 

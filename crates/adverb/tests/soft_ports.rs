@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use adverb::verbs::{
-    CompletionQueue, ConnectOptions, Device, Endpoint, FaultConfig, Gid, MemoryUse, ProtectionDomain, Psn,
-    Qpn, QueuePair, RequestId, SendRequest, SoftDevice, Switch, Transport, UdDestination,
+    CompletionQueue, ConnectOptions, Device, Endpoint, Gid, ProtectionDomain, Psn, Qpn, QueuePair, RequestId,
+    SendRequest, SoftDevice, Switch, Transport, UdDestination,
 };
 
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -307,26 +307,6 @@ fn an_exclusive_device_shares_its_address_with_no_process() {
         let output = String::from_utf8(output.stdout).unwrap();
         assert!(output.contains(&format!("by name {expected}, by address {expected}")), "{output}");
     }
-}
-
-/// Whether processes at other addresses can find a device that has its address to itself.
-fn has_name(device: &Device) -> bool {
-    let name = format!("@adverb/{}/device", gid(device).udp_addr());
-    std::fs::read_to_string("/proc/net/unix").unwrap().contains(&name)
-}
-
-#[test]
-fn a_device_that_uses_memory_has_a_name_unless_it_is_exclusive_or_has_faults() {
-    // The first device at the address has its port, so that the others have ports of their own, and share nothing.
-    let address = address();
-    let _first = SoftDevice::at_addr(address).open().unwrap();
-    let open = |device: SoftDevice| device.open().unwrap();
-    let device = || SoftDevice::at_addr(address).memory_use(MemoryUse::AllLocal);
-    assert!(has_name(&open(device())));
-    assert!(!has_name(&open(SoftDevice::at_addr(address))));
-    assert!(!has_name(&open(device().wire_only())));
-    assert!(!has_name(&open(device().exclusive())));
-    assert!(!has_name(&open(device().faults(FaultConfig::new(7)))));
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub use address_share::AddressShare;
 pub use bundle::Bundle;
 pub use capabilities::{AddressSharing, MulticastGroups, ReceiveTimestamps, SourcePorts};
 pub use fault::{FaultConfig, FaultCounts, FaultLink};
-pub use local::MemoryUse;
+pub use local::RingPeers;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub use local::fuzzing;

@@ -17,7 +17,7 @@ use super::packets::{PACKETS_HEADER_LEN, Packets};
 use super::ring::MAX_MESSAGE_LEN;
 use super::token::Token;
 use super::{
-    Delivery, Found, Guarded, LocalRings, MemoryUse, Outgoing, Outside, PeerAddr, files, local_addr,
+    Delivery, Found, Guarded, LocalRings, Outgoing, Outside, PeerAddr, RingPeers, files, local_addr,
 };
 use crate::link::datagram::Datagram;
 use crate::link::{AddressShare, TxPacket};
@@ -31,7 +31,7 @@ pub(in crate::link) struct Endpoint {
     pub(super) names: Names,
     /// The share of this process in its address, or `None` if it has the address and port to itself.
     share: Option<AddressShare>,
-    memory_use: MemoryUse,
+    ring_peers: RingPeers,
     pub(super) sources: BTreeMap<u64, Source>,
     next_source: u64,
     pub(super) acceptor: Acceptor,
@@ -113,13 +113,13 @@ impl Endpoint {
     pub(in crate::link) fn new(
         names: Names,
         share: Option<AddressShare>,
-        memory_use: MemoryUse,
+        ring_peers: RingPeers,
     ) -> io::Result<Endpoint> {
         let endpoint = Endpoint {
             rings: LocalRings::new(names.local())?,
             names,
             share,
-            memory_use,
+            ring_peers,
             sources: BTreeMap::new(),
             next_source: 0,
             acceptor: Acceptor::default(),
@@ -242,9 +242,9 @@ impl Endpoint {
         let (local, addr) = (self.names.local(), packet.destination);
         let share = AddressShare::of_packet(packet.bytes)?;
         let is_receiver = if addr == local {
-            self.memory_use != MemoryUse::Never && self.share.is_some_and(|own| own != share)
+            self.ring_peers != RingPeers::None && self.share.is_some_and(|own| own != share)
         } else {
-            self.memory_use == MemoryUse::AllLocal
+            self.ring_peers == RingPeers::AllLocal
                 && addr.is_ipv4() == local.is_ipv4()
                 && !addr.ip().is_multicast()
         };
@@ -280,7 +280,7 @@ impl Endpoint {
     #[inline]
     pub(in crate::link) fn is_shared(&self, addr: SocketAddr) -> bool {
         let is_own = addr == self.names.local();
-        is_own || self.memory_use == MemoryUse::AllLocal && self.rings.is_shared(addr)
+        is_own || self.ring_peers == RingPeers::AllLocal && self.rings.is_shared(addr)
     }
 
     /// Sends packets, which form a GSO batch, to their [receiver](Endpoint::receiver). The first packet has the maximum length. If
@@ -488,10 +488,10 @@ impl Endpoint {
         let local = self.names.local();
         let is_for_packets =
             matches!(self.sources.get(&number), Some(Source::Inbound(_, name)) if name.is_for_packets());
-        let is_source = match self.memory_use {
-            MemoryUse::Never => false,
-            MemoryUse::SharedAddress => source == local,
-            MemoryUse::AllLocal => {
+        let is_source = match self.ring_peers {
+            RingPeers::None => false,
+            RingPeers::SharedAddress => source == local,
+            RingPeers::AllLocal => {
                 source.is_ipv4() == local.is_ipv4()
                     && local_addr::is_local(source).is_ok_and(|is_local| is_local)
             }

@@ -1,26 +1,42 @@
 //! The addresses of this machine.
 
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr};
 
-/// Whether an address belongs to the network namespace of this thread. The port has no effect.
+use crate::link::Interface;
+
+/// The addresses of the interfaces in the network namespace of this thread, which are listed when the first one is looked up.
 ///
-/// A socket can be bound to just these addresses. So a ring has no source address that a UDP socket of a process in the
-/// namespace couldn't have. (A socket from another namespace would prove nothing, and a process could pass one.)
+/// A socket that can be bound to an address doesn't prove that the address is local: `net.ipv4.ip_nonlocal_bind` permits all
+/// addresses, and another user can occupy all ports of one.
+#[derive(Debug, Default)]
+pub(super) struct LocalAddrs(Option<Vec<IpAddr>>);
+
+impl LocalAddrs {
+    /// Whether an address is that of an interface. The port has no effect.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the interfaces can't be listed.
+    pub(super) fn contains(&mut self, addr: SocketAddr) -> io::Result<bool> {
+        if addr.ip().is_loopback() {
+            return Ok(true);
+        }
+        let addrs = match &mut self.0 {
+            Some(addrs) => addrs,
+            empty => empty.insert(Interface::addresses()?),
+        };
+        Ok(addrs.contains(&addr.ip()))
+    }
+}
+
+/// Whether an address is that of an interface, as [`LocalAddrs::contains`].
 ///
 /// # Errors
 ///
-/// Returns an error if the operating system can't create a file descriptor.
-pub(super) fn is_local(mut addr: SocketAddr) -> io::Result<bool> {
-    if addr.ip().is_loopback() {
-        return Ok(true);
-    }
-    addr.set_port(0);
-    match UdpSocket::bind(addr) {
-        Ok(_) => Ok(!addr.ip().is_multicast() && !addr.ip().is_unspecified()),
-        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => Ok(false),
-        Err(error) => Err(error),
-    }
+/// Returns an error if the interfaces can't be listed.
+pub(super) fn is_local(addr: SocketAddr) -> io::Result<bool> {
+    LocalAddrs::default().contains(addr)
 }
 
 #[cfg(test)]
@@ -29,6 +45,7 @@ mod tests {
 
     #[test]
     fn the_addresses_of_interfaces_are_local() {
+        let mut addrs = LocalAddrs::default();
         for (text, expected) in [
             ("127.0.0.1:4791", true),
             ("127.77.9.4:80", true),
@@ -36,7 +53,10 @@ mod tests {
             ("224.0.0.1:4791", false),
             ("0.0.0.0:4791", false),
         ] {
-            assert_eq!(is_local(text.parse().unwrap()).unwrap(), expected, "{text}");
+            assert_eq!(addrs.contains(text.parse().unwrap()).unwrap(), expected, "{text}");
+        }
+        for addr in Interface::addresses().unwrap() {
+            assert!(is_local((addr, 4791).into()).unwrap(), "{addr}");
         }
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! The kernel's table of [names] is the registry of the processes. The kernel removes the names of a process that ends.
 //!
-//! The processes have the same address, or all addresses are those of this machine: see [`MemoryUse`]. A process has a name for its
+//! The processes have the same address, or all addresses are those of this machine: see [`RingPeers`]. A process has a name for its
 //! share of an address, or for the whole address. Processes of other users have no rings, but they may take any name: see
 //! [`Listener`].
 //!
@@ -27,13 +27,13 @@ mod listener;
 mod local_addr;
 mod lookups;
 mod marker;
-mod memory_use;
 mod message;
 mod names;
 mod packets;
 mod peer;
 mod readers;
 mod ring;
+mod ring_peers;
 #[cfg(test)]
 mod tests;
 mod token;
@@ -55,8 +55,8 @@ pub(super) use files::receive as receive_files;
 pub(super) use filter::Program;
 pub(super) use fork::Guarded;
 pub(super) use listener::Listener;
+use local_addr::LocalAddrs;
 use marker::Token;
-pub use memory_use::MemoryUse;
 #[cfg(test)]
 pub(super) use message::HELLO_MESSAGE;
 pub(super) use message::{VERSION, hello_version};
@@ -65,6 +65,7 @@ pub(super) use packets::Packets;
 use readers::Readers;
 #[cfg(fuzzing)]
 pub use ring::fuzzing;
+pub use ring_peers::RingPeers;
 pub(super) use user::verifiable as verifiable_user;
 use writers::Writers;
 
@@ -189,7 +190,8 @@ impl LocalRings {
     /// Closes the rings of processes whose addresses have left this machine. This takes effect once in a second.
     fn check_addrs(&mut self, now: Instant) {
         // Without a descriptor, it isn't known.
-        self.writers.check_addrs(now, |addr| !matches!(local_addr::is_local(addr), Ok(false)));
+        let mut local = LocalAddrs::default();
+        self.writers.check_addrs(now, |addr| !matches!(local.contains(addr), Ok(false)));
     }
 
     /// Whether the last packets to another process didn't fit into its ring.

@@ -152,6 +152,12 @@ impl Peer {
         }
     }
 
+    /// Records that no ring can be opened now, though one may be soon: the process has many new connections, or this one has looked
+    /// up many processes.
+    pub(super) fn record_delay(&mut self, now: Instant) {
+        self.avoided_until = Some(now + MIN_AVOIDANCE_TIME);
+    }
+
     /// Records that no ring could be opened.
     pub(super) fn record_failure(&mut self, now: Instant) {
         let time = MIN_AVOIDANCE_TIME.saturating_mul(1 << self.failure_count.min(10));

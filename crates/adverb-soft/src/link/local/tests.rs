@@ -23,7 +23,7 @@ fn addr(test: u32) -> SocketAddr {
 fn open(addr: SocketAddr) -> Endpoint {
     let names = Names::new(addr, verifiable_user().unwrap());
     let listener = names.claim(Name::Device).unwrap();
-    let mut endpoint = Endpoint::new(names, None, MemoryUse::AllLocal).unwrap();
+    let mut endpoint = Endpoint::new(names, None, RingPeers::AllLocal).unwrap();
     endpoint.listen(listener, Name::Device).unwrap();
     endpoint
 }

@@ -222,7 +222,7 @@ impl Writers {
 
     /// Closes the rings of processes whose addresses are no longer local: another machine may have such an address now. This
     /// takes effect once in a second.
-    pub(super) fn check_addrs(&mut self, now: Instant, is_local: impl Fn(SocketAddr) -> bool) {
+    pub(super) fn check_addrs(&mut self, now: Instant, mut is_local: impl FnMut(SocketAddr) -> bool) {
         let is_due = |checked_at| now.saturating_duration_since(checked_at) >= ADDR_CHECK_INTERVAL;
         if self.ring_count == 0 || !self.checked_at.is_none_or(is_due) {
             return;
@@ -253,19 +253,26 @@ impl Writers {
         let now = Instant::now();
         if self.ring_count < MAX_RINGS {
             if !self.lookups.begin(now) {
-                return;
+                return self.processes[index].peer.record_delay(now);
             }
             let opened = outside.connect().and_then(|found| {
                 let Some(Found { share, stream }) = found else { return Ok(None) };
                 Ok(Some((share, Connection::offer(stream, self.next_number, self.local, readiness)?)))
             });
-            if let Ok(Some((share, connection))) = opened {
-                self.next_number += 1;
-                self.ring_count += 1;
-                let index = self.share_index(index, share);
-                let Process { peer, connection: ring, .. } = &mut self.processes[index];
-                *ring = Some(connection);
-                return peer.record_offer();
+            match opened {
+                Ok(Some((share, connection))) => {
+                    self.next_number += 1;
+                    self.ring_count += 1;
+                    let index = self.share_index(index, share);
+                    let Process { peer, connection: ring, .. } = &mut self.processes[index];
+                    *ring = Some(connection);
+                    return peer.record_offer();
+                }
+                // The queue of the process is full.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return self.processes[index].peer.record_delay(now);
+                }
+                Ok(None) | Err(_) => {}
             }
         }
         self.processes[index].peer.record_failure(now);

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use adverb_proto::types::Gid;
 use adverb_wire::ROCE_PORT;
 
-use crate::link::MemoryUse;
+use crate::link::RingPeers;
 #[cfg(doc)]
 use crate::link::{AddressSharing, SourcePorts, UdpLink};
 
@@ -40,14 +40,14 @@ pub struct UdpConfig {
     pub gso: bool,
     /// Whether other processes of this user may have links at the same address and port 4791. Each of these links then
     /// has a [share](AddressSharing::address_share) of the queue pair numbers. Other ports are not shared. Packets between
-    /// these links, except messages to queue pair 1, travel through shared memory ([`UdpConfig::memory_use`]). The link isn't
+    /// these links, except messages to queue pair 1, travel through shared memory ([`UdpConfig::ring_peers`]). The link isn't
     /// shared if this process can't recognize the processes of its user: its user ID is the overflow ID (65534) of a user
     /// namespace in which other users have no IDs.
     pub shared: bool,
     /// The processes with which the link exchanges packets in shared memory. A link that injects faults into its packets
-    /// ([`FaultLink`](crate::link::FaultLink)) needs [`MemoryUse::Never`]. A process that can't recognize the processes of its
+    /// ([`FaultLink`](crate::link::FaultLink)) needs [`RingPeers::None`]. A process that can't recognize the processes of its
     /// user uses no shared memory.
-    pub memory_use: MemoryUse,
+    pub ring_peers: RingPeers,
 }
 
 impl UdpConfig {
@@ -65,7 +65,7 @@ impl UdpConfig {
             adverb_peers_only: false,
             gso: true,
             shared: false,
-            memory_use: MemoryUse::SharedAddress,
+            ring_peers: RingPeers::SharedAddress,
         }
     }
 
@@ -75,7 +75,7 @@ impl UdpConfig {
         is_set(std::env::var_os("ADVERB_EXCLUSIVE").as_deref())
     }
 
-    /// Whether the environment variable `ADVERB_WIRE` requests devices that [use no shared memory](MemoryUse::Never): it is
+    /// Whether the environment variable `ADVERB_WIRE` requests devices that [use no shared memory](RingPeers::None): it is
     /// set, and neither empty nor 0. The programs and the library that open devices for users respect it.
     pub fn is_wire_only_requested() -> bool {
         is_set(std::env::var_os("ADVERB_WIRE").as_deref())
@@ -112,7 +112,7 @@ pub struct UdpStatistics {
     /// The number of packets for other processes that could not be passed on, because the process doesn't read them, or has
     /// neither the file descriptor nor the memory to do so.
     pub not_passed_on: u64,
-    /// The number of packets that were sent through [shared memory](UdpConfig::memory_use) to other processes.
+    /// The number of packets that were sent through [shared memory](UdpConfig::ring_peers) to other processes.
     pub sent_in_memory: u64,
 }
 

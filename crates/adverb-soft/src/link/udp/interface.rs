@@ -70,6 +70,15 @@ impl Interface {
         Ok(all.filter_map(|(address, entry)| describe(&entry, address).ok()).collect())
     }
 
+    /// Returns the addresses of all interfaces.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the interfaces can't be listed.
+    pub(in crate::link) fn addresses() -> io::Result<Vec<IpAddr>> {
+        Ok(getifaddrs()?.filter_map(|entry| address_of(&entry)).collect())
+    }
+
     /// Returns the largest path MTU (RDMA payload per packet) that fits the interface's MTU, or `None` if the
     /// interface's MTU is too small for any path MTU.
     pub fn path_mtu(&self) -> Option<PathMtu> {

@@ -12,7 +12,7 @@ use super::shared::SharedAddress;
 use super::{Receiving, UdpConfig, UdpStatistics, socket};
 use crate::link::datagram::Datagram;
 use crate::link::local::{Endpoint, Event, Holder, Listener, Name, Names, verifiable_user};
-use crate::link::{AddressShare, AddressSharing, MemoryUse};
+use crate::link::{AddressShare, AddressSharing, RingPeers};
 
 /// The names of a link, and the rings between this process and others.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl Neighbors {
         config: &UdpConfig,
     ) -> io::Result<(Option<Neighbors>, Receiving, usize)> {
         let is_shared = config.shared && config.port == ROCE_PORT;
-        let needs_user = is_shared || config.memory_use == MemoryUse::AllLocal;
+        let needs_user = is_shared || config.ring_peers == RingPeers::AllLocal;
         let user = if needs_user { verifiable_user() } else { None };
         if is_shared && let Some(user) = user {
             let (shared, receiving, buffer) = SharedAddress::open(local, user, config)?;
@@ -57,7 +57,7 @@ impl Neighbors {
     fn alone(local: SocketAddr, user: Uid) -> io::Result<Neighbors> {
         let names = Names::new(local, user);
         let listener = claim_device(&names);
-        let mut endpoint = Endpoint::new(names, None, MemoryUse::AllLocal)?;
+        let mut endpoint = Endpoint::new(names, None, RingPeers::AllLocal)?;
         if let Some(listener) = listener {
             endpoint.listen(listener, Name::Device)?;
         }

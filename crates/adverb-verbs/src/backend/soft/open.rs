@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use adverb_proto::explain::Call;
 use adverb_proto::types::Gid;
-use adverb_soft::link::{Interface, MemoryUse, UdpConfig, UdpLink};
+use adverb_soft::link::{Interface, RingPeers, UdpConfig, UdpLink};
 
 use super::Device;
 use super::device::guid;
@@ -107,7 +107,7 @@ impl Device {
         let mut options = options.clone();
         options.exclusive |= UdpConfig::is_exclusive_requested();
         if UdpConfig::is_wire_only_requested() {
-            options.memory_use = MemoryUse::Never;
+            options.ring_peers = RingPeers::None;
         }
         let name_of = |addresses: &[IpAddr]| match addresses.first() {
             Some(address) => format!("{NAME_PREFIX}{address}"),

@@ -97,7 +97,7 @@ impl SharedAddress {
             share,
             own: Guarded::new(own),
             lower: lower.into_iter().map(Guarded::new).collect(),
-            endpoint: Endpoint::new(names, Some(share), config.memory_use)?,
+            endpoint: Endpoint::new(names, Some(share), config.ring_peers)?,
             watched: BTreeMap::new(),
             services: BTreeMap::new(),
             passing: Passing::default(),
