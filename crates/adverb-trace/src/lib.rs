@@ -6,7 +6,7 @@
 //! when it was posted, which [packets](Packet) it became, why packets were retransmitted, how it completed, and when the
 //! application polled the completion.
 //!
-//! This module also contains the types of the fields, such as [`SendOperation`], [`Header`] and [`TraceEvent`].
+//! This module also contains most types of the fields, such as [`SendOperation`] and [`TraceEvent`].
 //!
 //! The crate performs no I/O other than writing to a [`Write`](std::io::Write) that the caller passes.
 
@@ -35,7 +35,7 @@ pub use adverb_proto::types::{
     SendOperation, Success, Transport, WindowBind,
 };
 pub use adverb_proto::{Cq, Time};
-pub use adverb_wire::{Header, NakCode, Opcode, Operation, RnrTimer, Syndrome};
+pub use adverb_wire::NakCode;
 pub use model::{
     Connection, CqeState, Device, DeviceId, Direction, Packet, PacketId, PacketRole, PsnRange, Request,
     RequestId, RequestTimes, Retransmission, TimedEvent, Trace, WorkRequest, WqeState,

@@ -84,7 +84,6 @@ pub use adverb_proto::trace::{
 };
 pub use adverb_proto::types::{Segment, SendFlags};
 pub use adverb_proto::{Cq, QueueEvent, Srq, Time};
-pub use adverb_wire::{Header, Opcode, Syndrome};
 
 /// The number of events that a recording keeps by default: they take 1 MiB. With 8 times as many, a 64-byte message took a
 /// fifth more CPU time, because the events no longer fit the L2 cache of 2 MiB (`cargo xtask bench soft`).

@@ -34,7 +34,7 @@ pub(super) enum Passed {
 const MAX_CONNECTIONS: usize = AddressShare::MAX_COUNT as usize + 32;
 
 /// The time for which the packets of remote peers to a share are dropped after no process was found.
-const ABSENCE_TIME: Duration = Duration::from_millis(10);
+pub(super) const ABSENCE_TIME: Duration = Duration::from_millis(10);
 
 const FLAGS: MsgFlags = MsgFlags::MSG_DONTWAIT.union(MsgFlags::MSG_NOSIGNAL);
 

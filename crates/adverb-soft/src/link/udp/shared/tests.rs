@@ -4,6 +4,7 @@ use std::time::Duration;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr};
 
 use super::super::tests::loopback;
+use super::passing::ABSENCE_TIME;
 use super::*;
 use crate::link::local::{HELLO_MESSAGE, Names, VERSION, receive_files, verifiable_user};
 
@@ -244,21 +245,24 @@ fn packets_to_an_absent_process_cost_no_lookup_until_some_time_has_passed() {
         received_at: None,
         bytes: &bytes,
     };
+    let absent_since = Instant::now();
     assert!(!first.accept_or_pass_on(&packet));
     // A process that takes the name now isn't found at once.
     let names = Names::new(addr(8), verifiable_user().unwrap());
     let listener = names.claim(Name::Share(share)).unwrap();
-    let (start, mut count) = (Instant::now(), 0);
+    let mut count = 0;
     while first.passed_packets() == (0, 0) {
         assert!(!first.accept_or_pass_on(&packet));
         count += 1;
-        assert!(start.elapsed() < TEST_TIMEOUT, "the process isn't found");
+        assert!(absent_since.elapsed() < TEST_TIMEOUT, "the process isn't found");
     }
+    // On a busy machine, this thread may wait so long for a CPU that even the first of these packets is late.
+    let is_late = absent_since.elapsed() >= ABSENCE_TIME;
     let (mut accepted, mut buffer) = (Vec::new(), [0; 256]);
     while let Ok(Some(stream)) = listener.accept() {
         accepted.push(stream);
     }
-    assert!(count > 1, "the process was looked for with each packet");
+    assert!(count > 1 || is_late, "the process was looked for with each packet");
     assert_eq!((accepted.len(), first.passed_packets()), (1, (1, 0)));
     assert_eq!(receive_files(&accepted[0], &mut buffer).unwrap().0, HELLO_MESSAGE.len());
     assert!(receive_files(&accepted[0], &mut buffer).unwrap().0 > bytes.len());
