@@ -275,3 +275,24 @@ fn a_count_of_zero_is_an_error() {
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(text.contains("the number of probes must be from 1 to 10000000"), "{text}");
 }
+
+#[test]
+fn a_lack_of_file_descriptors_is_an_error_that_names_the_limit() {
+    let here = loopback(41);
+    let mut failed_count = 0;
+    for limit in 5..100 {
+        let line = format!("ulimit -n {limit} && exec \"$0\" ping {here} --device soft:{here} -c 1");
+        let output = Command::new("sh").args(["-c", &line, env!("CARGO_BIN_EXE_adverb")]).output();
+        let errors = String::from_utf8(output.expect("it runs").stderr).expect("UTF-8");
+        // Long lines are wrapped.
+        let errors = errors.split_whitespace().collect::<Vec<_>>().join(" ");
+        if !errors.contains("Too many open files") {
+            // The device is open, and has no responder.
+            assert!(errors.contains("no responder was found"), "{limit}: {errors}");
+            break;
+        }
+        assert!(errors.contains("ulimit -n"), "{limit}: {errors}");
+        failed_count += 1;
+    }
+    assert!((10..90).contains(&failed_count), "{failed_count}");
+}

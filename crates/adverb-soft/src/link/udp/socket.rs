@@ -37,7 +37,7 @@ pub(super) fn open_shared_receiving(local: SocketAddr, config: &UdpConfig) -> io
     let socket = nix::sys::socket::socket(family, SockType::Datagram, flags, None)?;
     setsockopt(&socket, ReusePort, &true)?;
     nix::sys::socket::bind(socket.as_raw_fd(), &SockaddrStorage::from(local))
-        .map_err(|error| bind_error(local, &error.into()))?;
+        .map_err(|error| bind_error(local, error.into()))?;
     let socket = UdpSocket::from(socket);
     let buffer = set_receive_options(&socket, local.is_ipv4(), config)?;
     Ok((socket, buffer))
@@ -167,13 +167,17 @@ pub(super) fn minimize_receive_buffer(socket: &UdpSocket) {
 
 /// Opens a socket at an address and port.
 pub(super) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
-    let socket = UdpSocket::bind(address).map_err(|error| bind_error(address, &error))?;
+    let socket = UdpSocket::bind(address).map_err(|error| bind_error(address, error))?;
     socket.set_nonblocking(true)?;
     Ok(socket)
 }
 
 /// Returns the error of a socket that can't be bound, with a hint.
-fn bind_error(address: SocketAddr, error: &io::Error) -> io::Error {
+fn bind_error(address: SocketAddr, error: io::Error) -> io::Error {
+    // Callers recognize the limit of file descriptors by its number. The address has nothing to do with it.
+    if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
+        return error;
+    }
     let hint = match error.kind() {
         io::ErrorKind::AddrInUse => {
             "; another software device has this address, or the kernel's soft-RoCE (rdma_rxe) has the port: use \
