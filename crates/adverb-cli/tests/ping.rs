@@ -23,16 +23,18 @@ impl Responder {
     fn start(address: &str, options: &[&str]) -> Responder {
         let mut command = adverb();
         command.args(["respond", "--json", "--device", &format!("soft:{address}")]).args(options);
-        let mut child = command.stdout(Stdio::piped()).spawn().expect("the command starts");
+        let child = command.stdout(Stdio::piped()).spawn().expect("the command starts");
+        // Below, a failure ends the process.
+        let mut responder = Responder(child);
         let mut line = String::new();
-        let out = child.stdout.as_mut().expect("its output");
+        let out = responder.0.stdout.as_mut().expect("its output");
         BufReader::new(out).read_line(&mut line).expect("a line");
         let started: Value = serde_json::from_str(&line).expect("JSON");
         assert_eq!(
             (&started["event"], &started["address"]),
             (&"listening".into(), &format!("{address}:18516").into())
         );
-        Responder(child)
+        responder
     }
 }
 
@@ -189,7 +191,7 @@ fn killed_responders_and_probers_cause_no_loss() {
 
 #[test]
 fn a_responder_at_another_udp_port_says_why_and_how_it_is_reached() {
-    let [here, there] = [1, 2].map(loopback);
+    let there = loopback(51);
     let _other = UdpSocket::bind((there.as_str(), 4791)).expect("a free port");
     let mut command = adverb();
     command.args(["respond", "--json", "--duration", "20", "--device", &format!("soft:{there}")]);
@@ -203,7 +205,8 @@ fn a_responder_at_another_udp_port_says_why_and_how_it_is_reached() {
     );
     assert!(note.starts_with(&expected), "{note}");
     let address = note.trim_end().trim_end_matches('`').rsplit_once(' ').expect("an address").1;
-    let output = ping(&here, address, &["-c", "3", "--json"]);
+    // The command is the one that the note has.
+    let output = adverb().args(["ping", address, "-c", "3", "--timeout", "20"]).output().expect("it runs");
     assert!(output.status.success(), "{output:?}");
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use adverb::verbs::Device;
 use anyhow::{Context, Result, ensure};
 
 use super::totals::Destination;
+use crate::ping::route_source;
 
 /// The maximum number of pairs of a responder and a class, which bounds the number of series.
 pub(super) const MAX_PAIRS: usize = 64;
@@ -69,17 +70,6 @@ fn resolve(name: &str) -> io::Result<SocketAddr> {
         false => (name, DEFAULT_PORT).to_socket_addrs()?,
     };
     addresses.next().ok_or_else(|| io::Error::other("the host has no address"))
-}
-
-/// Returns the address from which the system sends to a host. Nothing is sent.
-fn route_source(host: SocketAddr) -> io::Result<IpAddr> {
-    let any: IpAddr = match host {
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let socket = UdpSocket::bind((any, 0))?;
-    socket.connect(host)?;
-    Ok(socket.local_addr()?.ip())
 }
 
 /// The rate and the kinds of probes.
@@ -244,7 +234,7 @@ mod tests {
         let device = SoftDevice::on_switch(&Switch::default(), own).open().unwrap();
         assert_eq!(own_addr(&device, own).unwrap(), own);
         assert_eq!(own_addr(&device, IpAddr::from([127, 0, 0, 1])).unwrap(), own);
-        assert!(own_addr(&device, IpAddr::from(Ipv6Addr::LOCALHOST)).is_err());
+        assert!(own_addr(&device, "::1".parse().unwrap()).is_err());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use adverb::probe::paths as ports;
 use adverb::probe::route::TraceOptions;
 use adverb::probe::session::{ProbeCounts, ProbeEvent, ProbeEventKind, ProbeResult};
 use adverb::probe::{DEFAULT_LOOKUP_TIMEOUT, DEFAULT_PORT, Key, Peer, ProbePath, Prober, ProberOptions};
-use adverb::verbs::Device;
+use adverb::verbs::{Device, Gid};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
@@ -180,7 +180,7 @@ pub(crate) fn open_device(name: Option<&str>, address: Option<IpAddr>, host: Soc
     if let Some(name) = name {
         return Ok(Device::open(name)?);
     }
-    if host.ip().is_loopback() {
+    if destination(host).ip().is_loopback() {
         return Ok(Device::open("soft")?);
     }
     let local = match address {
@@ -192,14 +192,22 @@ pub(crate) fn open_device(name: Option<&str>, address: Option<IpAddr>, host: Soc
     })
 }
 
+/// Returns the address to which packets to a host are sent. It differs from the host's if that is a GID with a UDP port.
+pub(crate) fn destination(host: SocketAddr) -> SocketAddr {
+    let gid = Gid::from(host.ip());
+    // The GID of a link-local address doesn't have its interface.
+    if gid.has_udp_port() { gid.udp_addr() } else { host }
+}
+
 /// Returns the address from which the system sends to the host. Nothing is sent.
-fn route_source(host: SocketAddr) -> io::Result<IpAddr> {
-    let any: IpAddr = match host {
+pub(crate) fn route_source(host: SocketAddr) -> io::Result<IpAddr> {
+    let destination = destination(host);
+    let any: IpAddr = match destination {
         SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
     };
     let socket = UdpSocket::bind((any, 0))?;
-    socket.connect(host)?;
+    socket.connect(destination)?;
     Ok(socket.local_addr()?.ip())
 }
 
@@ -208,7 +216,7 @@ pub(crate) fn local_addr_of(device: &Device, host: SocketAddr) -> Option<IpAddr>
     let gids = device.gids().ok()?;
     let addresses = || gids.iter().map(|entry| entry.gid.udp_addr().ip());
     let routed = route_source(host).ok().filter(|&routed| addresses().any(|address| address == routed));
-    routed.or_else(|| addresses().find(|address| address.is_ipv4() == host.is_ipv4()))
+    routed.or_else(|| addresses().find(|address| address.is_ipv4() == destination(host).is_ipv4()))
 }
 
 /// The run of the command.
@@ -539,6 +547,15 @@ fn histogram_json(histogram: &DurationHistogram) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_local_address_is_the_one_that_reaches_the_host() {
+        // The second one is the GID of a device at UDP port 4792 of 127.3.4.5.
+        for host in ["127.3.4.5", "100::12b8:7f03:405"] {
+            let host = SocketAddr::new(host.parse().unwrap(), DEFAULT_PORT);
+            assert_eq!(route_source(host).unwrap().to_string(), "127.0.0.1");
+        }
+    }
 
     #[test]
     fn the_exit_status_distinguishes_loss_from_silence() {

@@ -4,7 +4,7 @@ mod report;
 mod text;
 
 use std::io::{self, IsTerminal, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -19,6 +19,7 @@ use adverb::verbs::Device;
 use anyhow::{Context, Result, bail};
 
 use crate::json;
+use crate::ping::{destination, route_source};
 use crate::respond::read_key;
 use report::Report;
 
@@ -79,10 +80,10 @@ const MIN_LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Traces the paths to a host and prints them.
 pub(crate) fn run(args: &Args) -> Result<ExitCode> {
-    let address = resolve(&args.host, args.address)?;
+    let host = resolve(&args.host, args.port, args.address)?;
     let local = match args.address {
         Some(local) => local,
-        None => local_addr_for(address)?,
+        None => route_source(host).with_context(|| format!("no route to {}", host.ip()))?,
     };
     let device = match &args.device {
         Some(name) => Device::open(name)?,
@@ -95,8 +96,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let key = args.key_file.as_deref().map(read_key).transpose()?;
     let start = Instant::now();
     let progress = Progress { is_shown: io::stderr().is_terminal() };
-    progress.show(format_args!("looking up the responder of {address}"));
-    let host = SocketAddr::new(address, args.port);
+    progress.show(format_args!("looking up the responder of {}", host.ip()));
     let traced = trace(&device, local, host, key.as_ref(), args.dscp, options, |state| {
         progress.show_trace(&state);
         true
@@ -161,30 +161,12 @@ pub(crate) fn trace<'a>(
 const NOT_REACHED: u8 = 3;
 
 /// Returns the address of a host, of the same IP version as the local address.
-fn resolve(host: &str, local: Option<IpAddr>) -> Result<IpAddr> {
-    let found = (host, 0).to_socket_addrs().with_context(|| format!("could not resolve the name {host}"))?;
-    let addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
+fn resolve(host: &str, port: u16, local: Option<IpAddr>) -> Result<SocketAddr> {
+    let mut found =
+        (host, port).to_socket_addrs().with_context(|| format!("could not resolve the name {host}"))?;
     let usable =
-        addresses.iter().find(|address| local.is_none_or(|local| local.is_ipv4() == address.is_ipv4()));
-    match usable {
-        Some(&address) => Ok(address),
-        None => bail!("{host} has no address of the same IP version as the local address"),
-    }
-}
-
-/// Returns the address from which the kernel sends packets to a destination.
-fn local_addr_for(destination: IpAddr) -> Result<IpAddr> {
-    let any: IpAddr = match destination {
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let find = || -> io::Result<IpAddr> {
-        let socket = UdpSocket::bind((any, 0))?;
-        // This sends no packet.
-        socket.connect(SocketAddr::new(destination, 4791))?;
-        Ok(socket.local_addr()?.ip())
-    };
-    find().with_context(|| format!("no route to {destination}"))
+        found.find(|address| local.is_none_or(|local| local.is_ipv4() == destination(*address).is_ipv4()));
+    usable.with_context(|| format!("{host} has no address of the same IP version as the local address"))
 }
 
 /// Parses a time.
@@ -239,15 +221,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_local_address_is_the_one_that_reaches_the_destination() {
-        let loopback = "127.3.4.5".parse().unwrap();
-        assert_eq!(local_addr_for(loopback).unwrap().to_string(), "127.0.0.1");
+    fn a_host_is_resolved_to_the_ip_version_of_the_local_address() {
+        let [v4, v6] = ["192.0.2.1", "2001:db8::1"].map(|text| text.parse::<IpAddr>().unwrap());
+        assert_eq!(resolve("192.0.2.7", 7, Some(v4)).unwrap().to_string(), "192.0.2.7:7");
+        assert!(resolve("192.0.2.7", 7, Some(v6)).is_err());
+        assert!(resolve("100::12b8:c000:207", 7, Some(v4)).is_ok(), "a GID with the UDP port of 192.0.2.7");
     }
 
     #[test]
-    fn a_host_is_resolved_to_the_ip_version_of_the_local_address() {
-        let [v4, v6] = ["192.0.2.1", "2001:db8::1"].map(|text| text.parse::<IpAddr>().unwrap());
-        assert_eq!(resolve("192.0.2.7", Some(v4)).unwrap().to_string(), "192.0.2.7");
-        assert!(resolve("192.0.2.7", Some(v6)).is_err());
+    fn a_link_local_address_keeps_its_interface() {
+        assert_eq!(resolve("fe80::7%lo", 7, None).unwrap().to_string(), "[fe80::7%1]:7");
     }
 }
