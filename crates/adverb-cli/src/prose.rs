@@ -1,5 +1,7 @@
 //! Line wrapping for terminals.
 
+use crate::symbols;
+
 /// The maximum length of a line.
 pub(crate) const MAX_WIDTH: usize = 80;
 
@@ -10,7 +12,7 @@ pub(crate) const HINT: &str = "  hint: ";
 pub(crate) const ITEM: &str = "  - ";
 
 /// Wraps long lines, never within a command in backticks, and indents the continuation lines. The result ends with a
-/// newline.
+/// newline, and has only characters of the locale.
 pub(crate) fn wrap(text: &str) -> String {
     wrap_at(text, MAX_WIDTH)
 }
@@ -18,7 +20,7 @@ pub(crate) fn wrap(text: &str) -> String {
 /// Wraps like [`wrap`], at another length.
 pub(crate) fn wrap_at(text: &str, max_width: usize) -> String {
     let mut wrapped = String::new();
-    for line in text.lines() {
+    for line in symbols::in_locale(text).lines() {
         let indent = if line.starts_with(HINT) {
             HINT.len()
         } else if line.starts_with(ITEM) {

@@ -22,7 +22,13 @@ pub(crate) fn arrow() -> &'static str {
     select("→", ">")
 }
 
-fn select(utf8: &'static str, ascii: &'static str) -> &'static str {
+/// Returns a text of another crate, such as an explanation or an error, in the characters that the locale has.
+pub(crate) fn in_locale(text: &str) -> String {
+    let characters = [("µ", "u"), ("×", "x"), ("…", "..."), ("“", "\""), ("”", "\"")];
+    characters.iter().fold(text.to_owned(), |text, (utf8, ascii)| text.replace(utf8, select(utf8, ascii)))
+}
+
+fn select<'a>(utf8: &'a str, ascii: &'a str) -> &'a str {
     static IS_UTF8: LazyLock<bool> = LazyLock::new(|| is_utf8(|name| std::env::var(name).ok()));
     // The expected texts of tests don't depend on the locale.
     if cfg!(test) || *IS_UTF8 { utf8 } else { ascii }

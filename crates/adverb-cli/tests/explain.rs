@@ -27,3 +27,20 @@ fn an_unknown_term_is_an_error_with_exit_status_1() {
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json["unknown"][0]["similar"][0], "IBV_WC_RETRY_EXC_ERR");
 }
+
+#[test]
+fn a_locale_without_utf8_gets_ascii() {
+    let names = String::from_utf8(explain(&[]).stdout).unwrap();
+    let is_name = |word: &&str| word.len() > 3 && word.bytes().all(|c| c.is_ascii_uppercase() || c == b'_');
+    let names = names.split_whitespace().filter(is_name).map(str::to_owned);
+    // Numbers have tables of meanings, and syndromes have times.
+    let codes = (0..=255).map(|code: u8| code.to_string());
+    let terms: Vec<String> = names.chain(codes).chain(["nak 3", "rnr 14"].map(str::to_owned)).collect();
+    for (locale, is_ascii) in [("C", true), ("C.UTF-8", false)] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_adverb"));
+        let output = command.arg("explain").args(&terms).env("LC_ALL", locale).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let line = text.lines().find(|line| !line.is_ascii());
+        assert_eq!(line.is_none(), is_ascii, "{locale}: {line:?}");
+    }
+}

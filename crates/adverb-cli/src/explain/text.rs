@@ -4,6 +4,7 @@ use adverb::verbs::explain::{Explanation, Kind, SearchResult};
 
 use super::{Explanations, Known, Unknown};
 use crate::prose::{self, HINT, ITEM};
+use crate::symbols;
 use crate::table::{Column, Table};
 
 /// Returns tables of all names, one for each kind.
@@ -68,6 +69,7 @@ fn meanings(known: &Known) -> String {
         table.add_row([kind.to_string(), code, name.to_owned(), format!("{summary}{note}")]);
     }
     let word = known.found.first().map_or("status", |found| found.explanation.kind.search_prefix());
+    let table = symbols::in_locale(&table.to_string());
     format!(
         "{term} has {} meanings:\n\n{table}\n{}",
         known.found.len(),
