@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use adverb_soft::link::{FaultConfig, UdpConfig};
+use adverb_soft::link::{FaultConfig, Interface, UdpConfig};
 
 /// The configuration of a process's device.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -50,12 +50,9 @@ impl Settings {
     fn parse(variable: impl Fn(&str) -> Option<String>) -> Result<Settings, String> {
         let address = match variable("ADVERB_DEVICE").as_deref() {
             None | Some("" | "soft") => None,
-            Some(name) => {
-                let address = name.strip_prefix("soft:").unwrap_or(name);
-                Some(address.parse().map_err(|_| {
-                    format!("ADVERB_DEVICE is {name:?}: use `soft:` and an IP address of this machine")
-                })?)
-            }
+            Some(name) => Some(device_address(name).ok_or_else(|| {
+                format!("ADVERB_DEVICE is {name:?}: use `soft:` and an IP address of this machine")
+            })?),
         };
         let rate = |name: &str| -> Result<u32, String> {
             let Some(text) = variable(name) else { return Ok(0) };
@@ -105,6 +102,15 @@ impl Settings {
     }
 }
 
+/// Parses the name of a device. A link-local address is usually written with its interface, as in `soft:fe80::7%eth0`.
+fn device_address(name: &str) -> Option<IpAddr> {
+    let address = name.strip_prefix("soft:").unwrap_or(name);
+    let Some((address, wanted)) = address.split_once('%') else { return address.parse().ok() };
+    let address = address.parse().ok()?;
+    let interface = Interface::of(address).ok()?;
+    (interface.name == wanted || interface.index.to_string() == wanted).then_some(address)
+}
+
 /// The maximum delay of packets in seconds.
 const MAX_DELAY: f64 = 10.0;
 
@@ -143,9 +149,19 @@ mod tests {
     }
 
     #[test]
+    fn an_address_may_have_its_interface() {
+        let address: IpAddr = "::1".parse().unwrap();
+        let Interface { name, index, .. } = Interface::of(address).unwrap();
+        for name in [format!("soft:::1%{name}"), format!("::1%{index}")] {
+            assert_eq!(parse(&[("ADVERB_DEVICE", &name)]).unwrap().address, Some(address), "{name}");
+        }
+    }
+
+    #[test]
     fn invalid_values_are_named() {
         for (name, value) in [
             ("ADVERB_DEVICE", "eth0"),
+            ("ADVERB_DEVICE", "soft:::1%absent"),
             ("ADVERB_LOSS", "-1"),
             ("ADVERB_REORDER", "101"),
             ("ADVERB_SEED", "x"),

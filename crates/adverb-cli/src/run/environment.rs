@@ -18,7 +18,7 @@ pub(super) struct Options {
     /// The device: `soft:` and an address of this machine. The default is 127.0.0.1 or, if another
     /// program has its UDP port 4791, an address of the user.
     #[arg(long, value_name = "NAME", value_parser = device)]
-    pub(super) device: Option<IpAddr>,
+    pub(super) device: Option<DeviceName>,
     /// The percentage of sent packets that are lost.
     #[arg(long, value_name = "PERCENT", value_parser = percentage)]
     pub(super) loss: Option<f64>,
@@ -43,6 +43,14 @@ pub(super) struct Options {
     /// The directory of the libraries.
     #[arg(long, value_name = "DIRECTORY")]
     pub(super) libraries: Option<PathBuf>,
+}
+
+/// The name of a software device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct DeviceName {
+    pub(super) address: IpAddr,
+    /// The address, and the interface if the name has one. The libraries check that the interface has the address.
+    text: String,
 }
 
 /// Returns the environment variables for programs on the software NIC, except the ones that name a directory of one
@@ -90,8 +98,8 @@ pub(super) fn variables(
         let option = format!("suppressions='{}':print_suppressions=0", suppressions.display());
         variables.push(("TSAN_OPTIONS", prepend_option(&option, existing("TSAN_OPTIONS"))));
     }
-    if let Some(device) = options.device {
-        variables.push(("ADVERB_DEVICE", format!("soft:{device}").into()));
+    if let Some(device) = &options.device {
+        variables.push(("ADVERB_DEVICE", format!("soft:{}", device.text).into()));
     }
     let faults = [
         ("ADVERB_LOSS", options.loss),
@@ -206,9 +214,12 @@ fn is_of_installation(libraries: &Path, command: Option<&Path>) -> io::Result<bo
 }
 
 /// Parses the name of a software device.
-fn device(name: &str) -> Result<IpAddr, String> {
-    let address = name.strip_prefix("soft:").and_then(|address| address.parse().ok());
-    address.ok_or_else(|| "use `soft:` and an IP address of this machine".to_owned())
+fn device(name: &str) -> Result<DeviceName, String> {
+    let text = name.strip_prefix("soft:").unwrap_or_default();
+    // A link-local address is usually written with its interface, as in `fe80::7%eth0`.
+    let address = text.split_once('%').map_or(text, |(address, _)| address).parse();
+    let address = address.map_err(|_| "use `soft:` and an IP address of this machine")?;
+    Ok(DeviceName { address, text: text.to_owned() })
 }
 
 /// Parses a percentage.
@@ -265,6 +276,17 @@ mod tests {
         assert_eq!(value("ADVERB_REORDER"), None);
         assert_eq!(value("ADVERB_DELAY").unwrap(), "2");
         assert_eq!(value("ADVERB_TRACE").unwrap(), "/t.html");
+    }
+
+    #[test]
+    fn a_link_local_address_may_have_its_interface() {
+        let options = parse("env --device soft:fe80::7%eth0");
+        assert_eq!(options.device.as_ref().unwrap().address, "fe80::7".parse::<IpAddr>().unwrap());
+        let variables = variables(&options, Path::new("/l"), None, |_| None).unwrap();
+        assert_eq!(value(&variables, "ADVERB_DEVICE").unwrap(), "soft:fe80::7%eth0");
+        for name in ["soft:%eth0", "soft:eth0", "fe80::7%eth0"] {
+            assert!(device(name).is_err(), "{name}");
+        }
     }
 
     #[test]

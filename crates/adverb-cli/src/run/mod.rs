@@ -108,7 +108,8 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
         Some(blocked) => eprintln!("adverb: {blocked}"),
         None => {}
     }
-    let sysfs = Sysfs::create(options.device, &sysfs::directories()).inspect_err(|error| {
+    let address = options.device.as_ref().map(|device| device.address);
+    let sysfs = Sysfs::create(address, &sysfs::directories()).inspect_err(|error| {
         eprintln!(
             "adverb: no directory is writable ({error}): there is no summary, and programs don't find the device in \
              sysfs; name a writable directory in TMPDIR"

@@ -66,7 +66,8 @@ pub(super) fn print(options: &Options, format: Format) -> Result<ExitCode> {
     let libraries = environment::libraries(options.libraries.as_deref())?;
     let trace = options.trace.as_deref().map(prepare_trace).transpose()?;
     let mut variables = environment::variables(options, &libraries, trace, |name| env::var_os(name))?;
-    match sysfs::of_user(options.device, &sysfs::directories_of_user()) {
+    let address = options.device.as_ref().map(|device| device.address);
+    match sysfs::of_user(address, &sysfs::directories_of_user()) {
         Ok(root) => variables.push(("ADVERB_SYSFS", root.into())),
         Err(error) => eprintln!(
             "adverb: no directory is usable ({error}): programs don't find the device in sysfs; name a writable \
