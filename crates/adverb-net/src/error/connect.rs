@@ -270,7 +270,8 @@ impl ConnectError {
                 }
             },
             ConnectError::Aborted { stage: HandshakeStage::Hello, .. } => {
-                "the peer's error or log has the cause; check that both sides have the same `Options::key`"
+                "the peer's error or log has the cause; check that both sides have the same `Options::key`; a peer \
+                 whose long packets are lost connects again with a smaller MTU"
             }
             ConnectError::Aborted { .. } => "the peer's error or log has the cause",
             ConnectError::Authentication { mismatch, .. } => match mismatch {
