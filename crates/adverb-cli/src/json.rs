@@ -1,13 +1,15 @@
-//! The JSON output of all commands: each document has the version of the schema and the name of its command.
+//! The JSON output of all commands. Each document contains the version of the schema, and the name of the command that wrote
+//! the document.
 //!
-//! Durations and times are integers in nanoseconds, in fields whose names end in `_ns`; times start at the Unix epoch.
-//! Ratios, such as a loss of packets, are numbers between 0 and 1. A value that is not known is `null`.
+//! Durations and points in time are integers in nanoseconds, in fields whose names end in `_ns`. A point in time is the time
+//! since the Unix epoch. Ratios, such as the share of lost packets, are numbers between 0 and 1. An unknown value is `null`.
 
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// The version of the schema. Added fields don't change it; existing fields keep their names and meanings.
+/// The version of the schema. Fields may be added without a new version. While the version is the same, fields keep their
+/// names and meanings.
 const VERSION: u32 = 1;
 
 #[derive(Serialize)]
@@ -28,7 +30,7 @@ pub(crate) fn pretty(command: &str, body: &impl Serialize) -> serde_json::Result
     Ok(serde_json::to_string_pretty(&Document { version: VERSION, command, body })? + "\n")
 }
 
-/// Returns a duration as a field `…_ns` has it.
+/// Returns a duration in nanoseconds, for a field whose name ends in `_ns`.
 pub(crate) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,4 +1,6 @@
-//! Mutations: deliberate bugs of the connection. A simulation selects a mutation and must detect the bug.
+//! Mutations: deliberate bugs of the connection. A simulation selects a mutation and must detect the bug. The comment of a
+//! mutation describes the wrong behavior. A *write* is an RDMA WRITE of frames into the peer's ring, and a *lane* is a queue
+//! pair under the connection.
 //!
 //! Mutations exist only with the feature `mutants`. The connection's code tests for a mutation with `mutant!(Name)`,
 //! which is `false` without the feature.
@@ -10,116 +12,116 @@ mutations! {
     "A deliberate bug of the connection, for testing a simulation's oracles."
 
     // Credits.
-    /// Writes ignore the unread bytes of the peer's ring.
+    /// A write can overwrite bytes of the peer's ring that the peer has not read.
     IgnoreRingCredits,
-    /// Writes ignore the maximum number of unread writes.
+    /// The number of writes that the peer has not read is not limited.
     IgnoreWriteCredits,
-    /// One write more than the peer allows is in flight or unread.
+    /// The limit of writes that are in flight or unread is one higher than the peer allows.
     OneWriteTooMany,
-    /// Credits are returned for writes that were not read.
+    /// The connection returns the credits of a write before it has read the write.
     CreditsBeforeRead,
-    /// Credits are returned only with messages.
+    /// The connection returns credits only together with messages, and never in a separate write.
     CreditsNeverSent,
-    /// Returned credits are those of the previous report.
+    /// Each report of credits contains the values that were current at the previous report.
     StaleCredits,
-    /// The skipped end of a ring is not counted.
+    /// The bytes that a write skips at the end of the ring are not counted against the credits.
     SkipUncounted,
-    /// The receive of a write is not posted again.
+    /// A receive that a write has consumed is not posted again.
     ReceiveNotPostedAgain,
-    /// The ring is read without regard to the limit of buffered messages.
+    /// The connection reads its ring although the buffered messages have reached their limit.
     UnboundedInbox,
-    /// Received messages still count as buffered.
+    /// Messages that the application has received still count as buffered.
     BufferedForever,
-    /// Requests are signaled only if they must be, so that the send queue stays full.
+    /// No request is signaled just to free the slots of earlier unsignaled requests, so the send queue stays full.
     NeverSignaled,
     // Replay.
-    /// A write is forgotten when it completes.
+    /// A write that has completed is not kept for a replay.
     ForgetWhenCompleted,
-    /// Writes behind an unread rendezvous message are forgotten.
+    /// Writes that follow an unread rendezvous message are not kept for a replay.
     ForgetPastRendezvous,
-    /// Messages that the peer has received are replayed.
+    /// A replay includes the messages that the peer has received.
     ReplayAll,
-    /// The first message of a replay is skipped.
+    /// A replay skips its first message.
     ReplaySkipsFirst,
-    /// Frames that were not posted are not replayed.
+    /// Frames that had not been posted when their lane ended are not replayed.
     ReplayLosesUnposted,
-    /// A flushed write is not replayed.
+    /// A write that completed with an error, such as a flush error, is not replayed.
     FlushedWriteLost,
-    /// New messages are sent before the replay.
+    /// New messages are sent before the replay is complete.
     NewBeforeReplayed,
-    /// Shutdown and close frames are sent before the replay.
+    /// Shutdown and close frames are sent before the replay is complete.
     EndBeforeReplayed,
-    /// Nothing that was written is forgotten.
+    /// All writes stay kept for a replay, even those that the peer has read.
     NothingForgotten,
-    /// A write whose request had no completion is not replayed.
+    /// A write is not replayed if its lane ended without a completion of the write.
     DrainedWriteLost,
-    /// A refused write is not replayed.
+    /// A write that the queue pair refused to post is not replayed.
     RefusedWriteLost,
     // Close.
-    /// The close frame counts as delivered when it is posted.
+    /// The close frame counts as delivered as soon as it is posted.
     CloseUndelivered,
-    /// A close does not wait for rendezvous messages.
+    /// A close does not wait until the peer has read all rendezvous messages.
     CloseIgnoresRendezvous,
     /// A close is not acknowledged.
     NoCloseAck,
-    /// The acknowledgement of a close is ignored.
+    /// The connection ignores the peer's acknowledgement of a close.
     CloseAckIgnored,
-    /// The lane is stopped as soon as a close arrives.
+    /// The lane is stopped as soon as the peer's close arrives, without a linger time.
     NoLinger,
     /// A close has no time limit.
     NoCloseTimeout,
-    /// The wait for the acknowledgement of the peer's close has no time limit.
+    /// After the peer's close, the connection waits for the peer's acknowledgement without a time limit.
     NoLingerTimeout,
-    /// The wait for the completion of a close's acknowledgement has no time limit.
+    /// After posting the acknowledgement of a close, the connection waits for its completion without a time limit.
     NoCloseAckTimeout,
-    /// A close doesn't continue when rendezvous messages were reported as read.
+    /// A close that waits for the report of read rendezvous messages doesn't continue when the report is posted.
     CloseIgnoresReport,
-    /// Messages are sent after a shutdown.
+    /// The application can send messages after a shutdown.
     SendAfterShutdown,
-    /// The ring stays registered after the end of its lane.
+    /// The ring stays registered after its lane has ended.
     RingNotReleased,
     // Rendezvous.
-    /// A region is released when its frame is taken.
+    /// The region of a rendezvous message is released as soon as the message's frame is in a batch.
     RegionReleasedEarly,
-    /// A rendezvous message is reported as read when the READ is posted.
+    /// A rendezvous message is reported as read when its READ is posted, not when its READ completes.
     RendezvousDoneEarly,
     /// Rendezvous messages are never reported as read.
     RendezvousDoneUnreported,
     /// A rendezvous message is reported as read twice.
     RendezvousDoneTwice,
-    /// A whole message is delivered before an earlier one that is not whole.
+    /// The application receives a message before an earlier message that has not been read completely.
     RendezvousOvertaken,
     /// More than eight rendezvous messages are outstanding.
     RendezvousUnlimited,
     /// Rendezvous messages are not replayed.
     RendezvousNotReplayed,
     // One-sided access.
-    /// Operations ignore the depth of the send queue.
+    /// One-sided operations can be posted although the send queue is full.
     OperationUnlimited,
-    /// Regions are announced over another lane with their old keys.
+    /// A new lane announces the regions with their keys of an earlier lane.
     StaleRegionExposed,
-    /// Regions are announced over the first lane only.
+    /// A new lane doesn't announce the regions of earlier lanes.
     NotExposedAgain,
-    /// A withdrawn region is announced over later lanes.
+    /// Later lanes announce a region that was withdrawn.
     WithdrawnKept,
-    /// The peer is not told that a region was withdrawn.
+    /// The withdrawal of a region is not announced to the peer.
     WithdrawUnannounced,
-    /// The peer is told that a region was withdrawn after messages that were sent later.
+    /// The withdrawal of a region is announced only after messages that the application sent after the withdrawal.
     WithdrawDelayed,
     // Resume.
-    /// A rendezvous message counts as received before it is read.
+    /// When a lane ends, a rendezvous message counts as received although it has not been read completely.
     ReceivedCountsUnread,
-    /// A shutdown stays received though messages before it were lost.
+    /// A shutdown or close still counts as received although the lane ended before earlier messages were read.
     EndsNotRolledBack,
-    /// A message of an earlier lane is sent with its old key.
+    /// A rendezvous message is replayed with its key of an earlier lane.
     StaleRegionReplayed,
-    /// The connector does not dial again.
+    /// The connector does not dial again after its lane has failed.
     NoRedial,
-    /// A session without a lane has no time limit.
+    /// A session without a lane waits for a new lane without a time limit.
     NoReconnectTimeout,
     /// A handshake has no time limit.
     NoHandshakeTimeout,
-    /// The regions of messages that the peer has received are not released.
+    /// When a session resumes, the regions of the messages that the peer has received are not released.
     RegionKeptByResume,
     /// A session resumes with a peer that doesn't know it.
     UnknownSessionAccepted,

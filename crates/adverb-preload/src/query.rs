@@ -1,4 +1,4 @@
-//! Attributes of the device and its port.
+//! Queries of the device, of its port, and of the port's tables of GIDs and partition keys.
 
 use adverb_soft::link::Interface;
 use adverb_sys::*;
@@ -10,7 +10,7 @@ use crate::device::{copy, guid};
 use crate::entry::fail;
 use crate::nic::OpenNic;
 
-/// The maximum number of outstanding requests of a queue. Queues take memory as they fill.
+/// The maximum number of outstanding requests of a queue. A queue allocates memory only when requests are posted.
 pub(crate) const MAX_WR: u32 = 1 << 15;
 
 /// The maximum number of outstanding READs and atomics of a queue pair, in each direction.
@@ -26,7 +26,7 @@ fn device_attr(nic: &OpenNic) -> ibv_device_attr {
     attr.sys_image_guid = attr.node_guid;
     attr.max_mr_size = 1 << 46;
     attr.page_size_cap = 4096;
-    // No registered vendor.
+    // No vendor is registered with this ID.
     attr.vendor_id = 0xff_ffff;
     attr.max_qp = 1 << 20;
     attr.max_qp_wr = MAX_WR as c_int;
@@ -47,7 +47,7 @@ fn device_attr(nic: &OpenNic) -> ibv_device_attr {
     attr.max_qp_rd_atom = c_int::from(MAX_RD_ATOMIC);
     attr.max_res_rd_atom = 1 << 20;
     attr.max_qp_init_rd_atom = c_int::from(MAX_RD_ATOMIC);
-    // The NIC uses the CPU's atomic instructions.
+    // The NIC uses the CPU's atomic instructions, so the NIC's atomics are also atomic for programs.
     attr.atomic_cap = IBV_ATOMIC_GLOB;
     attr.max_mw = 1 << 16;
     attr.max_mcast_grp = 1 << 12;
@@ -60,7 +60,7 @@ fn device_attr(nic: &OpenNic) -> ibv_device_attr {
     attr.max_pkeys = 1;
     attr.local_ca_ack_delay = 15;
     attr.phys_port_cnt = 1;
-    // The NIC is open as long as the context.
+    // The NIC is open as long as the context is open, and an open NIC has addresses.
     debug_assert!(!nic.nic.addresses().is_empty());
     attr
 }
@@ -76,21 +76,22 @@ fn port_attr(nic: &OpenNic) -> ibv_port_attr {
     attr.max_msg_sz = 1 << 31;
     attr.pkey_tbl_len = 1;
     attr.max_vl_num = 1;
-    // 4X QDR, 40 Gbit/s: about the rate of WRITEs of 1 MiB between two processes. UCX chooses its protocols by it.
+    // 4X QDR is 40 Gbit/s, about the rate of WRITEs of 1 MiB between two processes. UCX chooses its protocols by this rate.
     attr.active_width = 2;
     attr.active_speed = 4;
-    // Link up.
+    // The number 5 means that the link is up.
     attr.phys_state = 5;
     attr.link_layer = IBV_LINK_LAYER_ETHERNET;
     attr.flags = IBV_QPF_GRH_REQUIRED;
     attr
 }
 
-/// Writes the first `length` bytes of the port's attributes, and zeros after the known ones.
+/// Writes the first `length` bytes of the port's attributes to `to`. If `length` is larger than this library's struct, the
+/// remaining bytes become 0.
 ///
 /// # Safety
 ///
-/// The context is open, and `length` bytes are valid for writes.
+/// The context is open, and `length` bytes at `to` are valid for writes.
 unsafe fn write_port(context: *mut ibv_context, port: u8, to: *mut u8, length: usize) -> c_int {
     if port != 1 {
         return fail(libc::EINVAL);
@@ -103,11 +104,11 @@ unsafe fn write_port(context: *mut ibv_context, port: u8, to: *mut u8, length: u
     0
 }
 
-/// Writes the first `length` bytes of a value, and zeros after its end.
+/// Writes the first `length` bytes of a value to `to`. If `length` is larger than the value, the remaining bytes become 0.
 ///
 /// # Safety
 ///
-/// `length` bytes are valid for writes.
+/// `length` bytes at `to` are valid for writes.
 unsafe fn write_prefix<T>(value: &T, to: *mut u8, length: usize) {
     let known = size_of::<T>().min(length);
     // SAFETY: as the caller says.
@@ -117,7 +118,7 @@ unsafe fn write_prefix<T>(value: &T, to: *mut u8, length: usize) {
     }
 }
 
-/// Returns the entry of the GID table at an index.
+/// Returns the entry of the GID table at an index, or `None` if the table has no such entry.
 fn gid_entry(nic: &OpenNic, index: u32) -> Option<ibv_gid_entry> {
     let gid = nic.gid(usize::try_from(index).ok()?)?;
     let interface = Interface::of(gid.udp_addr().ip()).ok();
@@ -131,7 +132,7 @@ fn gid_entry(nic: &OpenNic, index: u32) -> Option<ibv_gid_entry> {
 }
 
 operations! {
-    /// Queries a port, in the form of the calling program's header.
+    /// Queries a port. The program's header passes the size of its struct, which may be older or newer than this library's.
     fn query_port(
         context: *mut ibv_context,
         port_num: u8,
@@ -142,7 +143,7 @@ operations! {
         unsafe { write_port(context, port_num, port_attr.cast(), port_attr_len) }
     }
 
-    /// Queries the device, in the form of the calling program's header.
+    /// Queries the device. The program's header passes the size of its struct, which may be older or newer than this library's.
     fn query_device_ex(
         context: *mut ibv_context,
         input: *const ibv_query_device_ex_input,
@@ -159,12 +160,12 @@ operations! {
         let nic = unsafe { Context::of(context) }.nic;
         let mut extended = ibv_device_attr_ex::zeroed();
         extended.orig_attr = device_attr(nic);
-        // Timestamps are nanoseconds.
+        // The unit of timestamps is 1 ns, so the clock's frequency is 1,000,000 kHz.
         extended.completion_timestamp_mask = u64::MAX;
         extended.hca_core_clock = 1_000_000;
         extended.device_cap_flags_ex = extended.orig_attr.device_cap_flags.into();
         extended.phys_port_cnt_ex = 1;
-        // The NIC accesses memory with the CPU, which faults pages in.
+        // The NIC supports on-demand paging, because it accesses memory with the CPU, and the kernel handles page faults.
         let datagrams = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
         let connections = datagrams | IBV_ODP_SUPPORT_WRITE;
         extended.odp_caps.general_caps = IBV_ODP_SUPPORT;
@@ -204,8 +205,8 @@ entry! {
         0
     }
 
-    /// Queries a port, in the form of the library's first version, whose struct ends before `port_cap_flags2`. The header
-    /// redirects newer programs to [`query_port`].
+    /// Queries a port for a program that was built with an old header, whose struct ends before `port_cap_flags2`. In a newer
+    /// program, the header redirects the call to [`query_port`].
     fn ibv_query_port(
         context: *mut ibv_context,
         port_num: u8,
@@ -230,7 +231,7 @@ entry! {
         0
     }
 
-    /// Queries the type of an entry of the GID table, as rdma-core's own programs do.
+    /// Queries the type of an entry of the GID table. rdma-core's own programs call this function.
     fn ibv_query_gid_type(
         context: *mut ibv_context,
         port_num: u8,
@@ -243,13 +244,13 @@ entry! {
             crate::entry::set_errno(libc::EINVAL);
             return -1;
         }
-        // In the kernel's numbers, 1 is RoCE v2.
+        // The result is the kernel's number of RoCE v2, which is 1, and not `IBV_GID_TYPE_ROCE_V2`.
         // SAFETY: the type is valid for writes.
         unsafe { gid_type.write(1) };
         0
     }
 
-    /// Queries an entry of the GID table with its type.
+    /// Queries an entry of the GID table, including its type.
     fn _ibv_query_gid_ex(
         context: *mut ibv_context,
         port_num: u32,
@@ -273,7 +274,7 @@ entry! {
         }
     }
 
-    /// Queries the GID table.
+    /// Queries all entries of the GID table, and returns their number.
     fn _ibv_query_gid_table(
         context: *mut ibv_context,
         entries: *mut ibv_gid_entry,
@@ -311,7 +312,7 @@ entry! {
         0
     }
 
-    /// Returns the index of a partition key.
+    /// Returns the index of a partition key in the port's table.
     fn ibv_get_pkey_index(_context: *mut ibv_context, port_num: u8, pkey: __be16) -> c_int, MinusOne {
         if port_num == 1 && u16::from_be(pkey) == DEFAULT_PKEY {
             return 0;

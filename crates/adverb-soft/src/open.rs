@@ -1,4 +1,5 @@
-//! Opening of NICs by their options, for the API and for the drop-in library.
+//! The options of a software NIC, and functions that open it: for adverb-verbs, and for the drop-in library
+//! (adverb-preload).
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -15,21 +16,25 @@ use crate::{Nic, NicOptions};
 pub struct Options {
     /// The kind of the link.
     pub link: LinkKind,
-    /// The addresses. Without any, the NIC has loopback addresses.
+    /// The NIC's addresses. If there are none, a NIC on sockets gets loopback addresses. A NIC without a link always has
+    /// the addresses 127.0.0.1 and ::1.
     pub addresses: Vec<IpAddr>,
-    /// The path MTU, instead of that of the link.
+    /// The path MTU to use instead of the link's path MTU.
     pub mtu: Option<PathMtu>,
-    /// Faults that are injected into the sent packets.
+    /// The faults to inject into the packets that the NIC sends.
     pub faults: Option<FaultConfig>,
-    /// The file to which all packets are written.
+    /// The file to which the NIC writes all packets that it sends and receives.
     pub capture: Option<PathBuf>,
     /// Whether loopback packets are sent through the link instead of being delivered directly.
     pub loopback_via_link: bool,
     /// Whether the NIC accepts only packets of Adverb's devices.
     pub adverb_peers_only: bool,
-    /// Whether no other process may have a device at the same address and port.
+    /// Whether the user requested that no other process has a device at the same address and port. [`open`](Options::open)
+    /// ignores this field: its caller takes the field into account in `shared`.
     pub exclusive: bool,
-    /// Whether other processes may have devices at the same address and port: set when the NIC is opened.
+    /// Whether other processes may have devices at the same address and port. adverb-verbs sets
+    /// this field when it opens a device. The field is `false` if `exclusive` is set, if the environment variable
+    /// `ADVERB_EXCLUSIVE` requests exclusive devices, or if the device can't share its addresses.
     pub shared: bool,
     /// The congestion control of queue pairs.
     pub congestion: Congestion,
@@ -40,14 +45,14 @@ pub struct Options {
 pub enum LinkKind {
     /// UDP sockets at the addresses.
     Sockets,
-    /// A port of a switch in memory for each address.
+    /// A switch in memory. The NIC is attached to one port of the switch for each of its addresses.
     Memory(Switch),
     /// No link: the NIC's queue pairs can connect only to each other.
     None,
 }
 
 impl Options {
-    /// Creates options with the defaults, for loopback addresses.
+    /// Creates the default options of a NIC with this kind of link and without addresses.
     pub fn new(link: LinkKind) -> Options {
         Options {
             link,
@@ -63,7 +68,8 @@ impl Options {
         }
     }
 
-    /// Opens the NIC. `report` is called with each requested address and its link, which may have another port.
+    /// Opens the NIC. If the NIC has addresses on sockets, calls `report` with each address and with the link that was opened
+    /// for it. If the port that the address encodes is in use, the link has another port.
     ///
     /// # Errors
     ///
@@ -95,7 +101,7 @@ impl Options {
         Nic::open(options.loopback_via_link(self.loopback_via_link))
     }
 
-    /// Opens the NIC over links that are open, each with its path MTU.
+    /// Opens the NIC over links that are already open. `links` contains each link and its path MTU.
     ///
     /// # Errors
     ///
@@ -131,8 +137,9 @@ impl Options {
     }
 }
 
-/// Opens links that only this machine can reach: at 127.0.0.1 and ::1 or, if another process uses these, at another
-/// address in 127.0.0.0/8 and another port of ::1, which is the only IPv6 loopback address.
+/// Opens links that only this machine can reach, at 127.0.0.1 and ::1. If another process uses 127.0.0.1, the first link gets
+/// another address in 127.0.0.0/8. If another process uses ::1, the second link gets another port, because ::1 is the only
+/// IPv6 loopback address.
 fn open_loopback(adverb_peers_only: bool) -> io::Result<Vec<(UdpLink, PathMtu)>> {
     let mut tried = 0;
     let mut address = Ipv4Addr::LOCALHOST;
@@ -154,18 +161,19 @@ fn open_loopback(adverb_peers_only: bool) -> io::Result<Vec<(UdpLink, PathMtu)>>
     }
 }
 
-/// Returns a random address of the loopback interface, which is most likely unused.
+/// Returns a random IPv4 loopback address. Most likely, no other process uses this address.
 ///
 /// # Errors
 ///
-/// Returns an error if the system has no random number.
+/// Returns an error if the system provides no random numbers.
 pub fn random_loopback() -> io::Result<Ipv4Addr> {
     let [a, b, c, _] = getrandom::u32().map_err(io::Error::other)?.to_ne_bytes();
-    // The result is neither the first nor the last address of a network.
+    // The second and the last byte are neither 0 nor 255, so this is neither the first nor the last address of a network.
     Ok(Ipv4Addr::new(127, a.clamp(1, 254), b, c.clamp(1, 254)))
 }
 
-/// Opens a link at an address or, if port 4791 is in use there, at another port that its GID can encode.
+/// Opens a link at an address. If port 4791 is in use at this address, the link gets another port that the address's GID can
+/// encode.
 fn open_near(address: IpAddr, adverb_peers_only: bool, shared: bool) -> io::Result<(UdpLink, PathMtu)> {
     let is_taken = |opened: &io::Result<_>| {
         opened.as_ref().err().is_some_and(|error| error.kind() == io::ErrorKind::AddrInUse)
@@ -181,14 +189,15 @@ fn open_near(address: IpAddr, adverb_peers_only: bool, shared: bool) -> io::Resu
     opened
 }
 
-/// Opens a link at an address, at the port that it encodes.
+/// Opens a link at an address, on the UDP port that the address encodes.
 fn open_gid(address: IpAddr, adverb_peers_only: bool, shared: bool) -> io::Result<(UdpLink, PathMtu)> {
     open_at(Gid::from(address).udp_addr(), |config| {
         (config.adverb_peers_only, config.shared) = (adverb_peers_only, shared);
     })
 }
 
-/// Opens a link at a place, with further options, and returns it with the path MTU of its interface.
+/// Opens a link at an address and port, and returns the link and the path MTU of its interface. `configure` sets further
+/// options of the link.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Two UD queue pairs of one device exchange datagrams. The second replies to the sender of what it received.
+//! Two UD queue pairs of one device exchange datagrams. The second queue pair receives a datagram and replies to its sender.
 //!
 //! ```text
 //! $ cargo run --example datagrams -- [DEVICE]
@@ -9,7 +9,7 @@ use std::time::Duration;
 use adverb::Report;
 use adverb::verbs::{CompletionQueue, Device, QueuePair, RequestId, SendRequest, Transport};
 
-/// Datagrams with another queue key are dropped.
+/// The queue key of both queue pairs. A queue pair drops datagrams that have another queue key.
 const QKEY: u32 = 0x1234_5678;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -48,7 +48,7 @@ fn main() -> Result<(), Report> {
     Ok(())
 }
 
-/// Creates a queue pair with a posted receive.
+/// Creates a UD queue pair, posts a receive, and returns the queue pair, its completion queue and the receive's ID.
 fn queue_pair(device: &Device) -> Result<(QueuePair, CompletionQueue, RequestId), adverb::Error> {
     let domain = device.create_protection_domain()?;
     let completions = device.completion_queue(8).events().create()?;

@@ -1,4 +1,5 @@
-//! A counter for each client in the server's memory. The client increments it without the server's CPU.
+//! A server has a counter in its memory for each client. A client increments its counter with RDMA atomics; the server's
+//! program makes no call for them.
 //!
 //! ```text
 //! $ cargo run --release --example remote_counter -- serve 127.0.0.1:7471

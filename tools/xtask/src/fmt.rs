@@ -1,4 +1,4 @@
-//! `cargo xtask fmt`: formatting of the main workspace and of the fuzz workspace.
+//! `cargo xtask fmt`: checks or fixes the formatting of the main workspace and of the workspace `fuzz`.
 
 use anyhow::Result;
 use support::process;
@@ -11,7 +11,7 @@ pub(crate) struct Args {
     fix: bool,
 }
 
-/// Checks or fixes the formatting.
+/// Checks the formatting of both workspaces, or fixes it if the arguments ask for that.
 pub(crate) fn run(args: &Args) -> Result<()> {
     for workspace in ["fmt --all", "fmt --all --manifest-path fuzz/Cargo.toml"] {
         let mut cargo = process::cargo(workspace);

@@ -1,4 +1,4 @@
-//! Checks that try rdma-core, the software NIC, and UDP packets.
+//! Checks that use rdma-core, open the software NIC, and send a UDP packet over loopback.
 
 use std::fs;
 use std::io;
@@ -15,10 +15,10 @@ use crate::report;
 
 /// RoCE's UDP port.
 pub(crate) const ROCE_PORT: u16 = 4791;
-/// The time after which a packet over loopback is lost.
+/// The time after which a packet that was sent over loopback counts as lost.
 const LOOPBACK_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Returns the results of all checks that try things.
+/// Runs the checks of rdma-core, of the software NIC and of the firewall, and returns their results.
 pub(super) fn all(facts: &Facts) -> Vec<CheckResult> {
     let mut results = rdma_core(facts);
     results.push(software_nic());
@@ -41,7 +41,8 @@ fn rdma_core(facts: &Facts) -> Vec<CheckResult> {
             let fixes: Vec<&str> = hint.as_deref().into_iter().collect();
             return vec![CheckResult::problem("rdma-core", report::message(&error), &fixes)];
         }
-        // Without devices, rdma-core fails because the kernel has no RDMA support.
+        // On a machine without devices, rdma-core fails because the kernel has no RDMA support. That is no problem of
+        // rdma-core.
         Err(_) if !has_devices => Vec::new(),
         Err(error) => {
             let hint = error.hint();
@@ -70,7 +71,7 @@ fn rdma_core(facts: &Facts) -> Vec<CheckResult> {
     results
 }
 
-/// Returns the path of libibverbs in this process, and the version of rdma-core in the name of the file.
+/// Returns the path of the libibverbs that this process has loaded, and the version of rdma-core if the path contains it.
 fn library() -> Option<(String, Option<String>)> {
     let maps = fs::read_to_string("/proc/self/maps").ok()?;
     let path = maps
@@ -80,7 +81,7 @@ fn library() -> Option<(String, Option<String>)> {
     Some((path.to_owned(), version_of(path)))
 }
 
-/// Returns the version of rdma-core in the name of libibverbs' file: 44.0 in `libibverbs.so.1.14.44.0`.
+/// Returns the version of rdma-core that a path of libibverbs contains, for example 44.0 in `libibverbs.so.1.14.44.0`.
 fn version_of(path: &str) -> Option<String> {
     let (_, numbers) = path.rsplit_once("libibverbs.so.")?;
     let mut numbers = numbers.split('.').skip(2);
@@ -102,7 +103,7 @@ fn software_nic() -> CheckResult {
     }
 }
 
-/// Returns the result of sending a packet over loopback to RoCE's port.
+/// Interprets the outcome of [`loopback_delivers`] as a check result.
 fn firewall(facts: &Facts, delivers: io::Result<bool>) -> CheckResult {
     let check = "firewall";
     let drops = format!("this host drops UDP packets to port {ROCE_PORT} over loopback");
@@ -143,8 +144,8 @@ fn firewall(facts: &Facts, delivers: io::Result<bool>) -> CheckResult {
 /// Sends a packet over loopback to RoCE's port, and returns whether it arrived.
 fn loopback_delivers() -> io::Result<bool> {
     const MESSAGE: &[u8] = b"adverb doctor";
-    // Another program may use the port at 127.0.0.1. The address depends on the process, so that two commands at the
-    // same time have two addresses.
+    // The address is not 127.0.0.1, because another program may use the port there. It depends on the process ID, so that
+    // two commands at the same time use different addresses.
     let [_, _, high, low] = std::process::id().to_be_bytes();
     let address = SocketAddrV4::new(Ipv4Addr::new(127, 91, high, low.max(1)), ROCE_PORT);
     let receiver = match UdpSocket::bind(address) {
@@ -154,7 +155,7 @@ fn loopback_delivers() -> io::Result<bool> {
     let sender = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     match sender.send_to(MESSAGE, address) {
         Ok(_) => {}
-        // A rule on outgoing packets.
+        // A firewall rule for outgoing packets rejects the packet.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(false),
         Err(error) => return Err(error),
     }
@@ -167,7 +168,7 @@ fn loopback_delivers() -> io::Result<bool> {
         receiver.set_read_timeout(Some(remaining))?;
         let mut packet = [0; 128];
         match receiver.recv(&mut packet) {
-            // A raw socket also receives the headers.
+            // The packets of a raw socket begin with their headers, so only the end is compared.
             Ok(len) if packet[..len].ends_with(MESSAGE) => return Ok(true),
             Ok(_) => {}
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
@@ -176,8 +177,8 @@ fn loopback_delivers() -> io::Result<bool> {
     }
 }
 
-/// Returns a raw socket, which receives all packets to an address that pass the firewall. It works even if soft-RoCE
-/// has the port at all addresses. Only root may open one.
+/// Opens a raw socket, which receives the UDP packets that are sent to an address and pass the firewall. Unlike a UDP socket,
+/// a raw socket can be opened while soft-RoCE uses the port at all addresses. Only root may open a raw socket.
 fn raw_socket(address: SocketAddrV4) -> io::Result<UdpSocket> {
     let socket = socket(AddressFamily::Inet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Udp)?;
     bind(socket.as_raw_fd(), &SockaddrIn::from(address))?;

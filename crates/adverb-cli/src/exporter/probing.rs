@@ -1,4 +1,4 @@
-//! Probing: a thread for each local address sends probes to responders, and records their results.
+//! Probing of responders. For each local address, one thread sends probes and records the results of the probes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -14,29 +14,32 @@ use anyhow::{Context, Result, ensure};
 use super::totals::Destination;
 use crate::ping::route_source;
 
-/// The maximum number of pairs of a responder and a class, which bounds the number of series.
+/// The maximum number of pairs of a responder and a traffic class. Each pair has its own series in Prometheus, so this
+/// maximum limits the number of series.
 pub(super) const MAX_PAIRS: usize = 64;
 
-/// The number of source ports that probes use in turn, because switches choose paths by ports.
+/// The number of source ports that probes use in turn. Switches choose a packet's path by its source port, so the probes
+/// measure several paths.
 const PORTS: usize = 8;
 
-/// The seed of the source ports: the same ports in each run, so that two runs measure the same paths.
+/// The seed of the source ports. The seed is constant, so that all runs use the same ports and measure the same paths.
 const PORTS_SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A responder to probe.
 pub(super) struct Target {
     /// The responder, as the operator named it.
     pub name: String,
-    /// The address and port at which the responder is looked up.
+    /// The responder's address and port, to which the prober sends its lookup.
     pub addr: SocketAddr,
     /// The device that sends the probes.
     pub device: Device,
-    /// The device's address to use.
+    /// The address of the device from which the probes are sent.
     pub local_addr: IpAddr,
 }
 
 impl Target {
-    /// Resolves a responder's name, and opens the device from whose address the system routes to it.
+    /// Resolves a responder's name, and opens a device that can probe the responder: the system's route to the responder has
+    /// a source address, and this device has that address.
     pub(super) fn resolve(name: &str) -> Result<Target> {
         let addr = resolve(name).with_context(|| format!("could not resolve {name}"))?;
         let local_addr = route_source(addr).with_context(|| format!("there is no route to {}", addr.ip()))?;
@@ -50,8 +53,8 @@ impl Target {
     }
 }
 
-/// Returns an address of the device: the preferred one, or else the first one of its family. The device `soft` has other
-/// loopback addresses than 127.0.0.1 and ::1 while another process uses those.
+/// Returns the preferred address if the device has it, or else the device's first address of the same family. The device
+/// `soft` does not have the loopback addresses 127.0.0.1 and ::1, but other ones, while another process uses 127.0.0.1 and ::1.
 fn own_addr(device: &Device, preferred: IpAddr) -> Result<IpAddr> {
     let gids = device.gids()?;
     let addrs = || gids.iter().map(|entry| entry.gid.udp_addr().ip());
@@ -60,7 +63,7 @@ fn own_addr(device: &Device, preferred: IpAddr) -> Result<IpAddr> {
     own.with_context(|| format!("{} has no address of the same family as {preferred}", device.name()))
 }
 
-/// Returns the address of `HOST`, `HOST:PORT` or `[ADDRESS]:PORT`.
+/// Resolves `HOST`, `HOST:PORT`, `ADDRESS` or `[ADDRESS]:PORT` to an address and a port.
 fn resolve(name: &str) -> io::Result<SocketAddr> {
     if let Ok(address) = name.parse::<IpAddr>() {
         return Ok(SocketAddr::new(address, DEFAULT_PORT));
@@ -75,15 +78,15 @@ fn resolve(name: &str) -> io::Result<SocketAddr> {
 /// The rate and the kinds of probes.
 #[derive(Clone)]
 pub(super) struct Plan {
-    /// The time between two probes of one responder and class.
+    /// The time between two probes that have the same responder and the same class.
     pub interval: Duration,
-    /// The classes: differentiated services code points.
+    /// The traffic classes of the probes, as differentiated services code points.
     pub dscps: Vec<u8>,
-    /// The key of the responders.
+    /// The key that all responders use, if they use one.
     pub key: Option<Key>,
 }
 
-/// The totals of probes, which threads update for as long as the process runs.
+/// The totals of the probes. The probing threads update the totals until the process ends.
 #[derive(Clone, Default)]
 pub(super) struct Probing(Arc<Mutex<Vec<Destination>>>);
 
@@ -115,7 +118,7 @@ impl Probing {
         Ok(probing)
     }
 
-    /// Returns totals that no thread updates.
+    /// Creates totals that no thread updates.
     #[cfg(test)]
     pub(super) fn of(destinations: Vec<Destination>) -> Probing {
         Probing(Arc::new(Mutex::new(destinations)))
@@ -144,10 +147,10 @@ fn open(device: &Device, local_addr: IpAddr, plan: &Plan) -> Result<Prober, Prob
     })
 }
 
-/// A thread that probes from one local address.
+/// The state of a thread, which sends probes from one local address.
 struct Worker {
     prober: Prober,
-    /// The responders, and their indexes among the totals.
+    /// The index of each responder in the list of totals.
     peers: HashMap<Peer, usize>,
     plan: Plan,
     probing: Probing,
@@ -162,14 +165,14 @@ impl Worker {
             let now = Instant::now();
             if now >= next {
                 self.post(next_label.next().unwrap_or_default());
-                // A process that was suspended doesn't send the missed probes at once.
+                // After the process was suspended, the thread does not send the missed probes.
                 next = (next + self.plan.interval).max(now);
             }
             self.wait(next);
         }
     }
 
-    /// Sends a probe of each class to each responder that has been found.
+    /// Sends a probe of each class to each responder. A responder that has not been found gets no probes.
     fn post(&mut self, flow_label: u32) {
         for (peer, index) in &self.peers {
             let is_found = self.prober.is_found(peer);
@@ -183,7 +186,7 @@ impl Worker {
         }
     }
 
-    /// Records the results that arrive until a time, or until the first of them.
+    /// Waits until the first result arrives, but no longer than until a time, and records the results that have arrived.
     fn wait(&mut self, until: Instant) {
         let mut events = Vec::new();
         let left = until.saturating_duration_since(Instant::now());
@@ -218,7 +221,7 @@ mod tests {
         let start = Instant::now();
         loop {
             let destination = probing.destinations().remove(0);
-            // On a loaded machine, answers are late.
+            // On a loaded machine, some answers are late.
             let answers = |class: &ClassTotals| class.results["answered"] + class.results["late"];
             if destination.is_found && destination.classes.iter().all(|class| answers(class) >= 3) {
                 break;

@@ -1,4 +1,4 @@
-//! Tests of the exporter with Prometheus, promtool and systemd, and of the files in `docs/operate`.
+//! Tests of the exporter and of the files in `docs/operate`. Some of them run Prometheus, promtool or systemd-analyze.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -36,7 +36,7 @@ fn read(file: &str) -> String {
     fs::read_to_string(operate(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
 }
 
-/// Returns the path of a program, or `None` with a printed reason if it is not installed.
+/// Returns the path of a program. If the program is not installed, prints the reason for the skipped test and returns `None`.
 fn installed(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|place| place.join(program)).find(|path| path.is_file());
@@ -51,7 +51,8 @@ fn installed(program: &str) -> Option<PathBuf> {
     found
 }
 
-/// Runs a program and returns its output, which it writes to either stream.
+/// Runs a program with this standard input. Returns whether the program succeeded, and its output: first the standard output,
+/// then the standard error.
 fn output(command: &mut Command, input: &str) -> (bool, String) {
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
@@ -61,7 +62,7 @@ fn output(command: &mut Command, input: &str) -> (bool, String) {
     (output.status.success(), text.concat())
 }
 
-/// Returns the statistics of a driver with pause frames. They grow with each call.
+/// Returns statistics like those of a driver that counts pause frames. The counters grow with each call.
 fn growing_statistics(_: &str) -> io::Result<BTreeMap<String, u64>> {
     static CALLS: AtomicU64 = AtomicU64::new(0);
     let calls = CALLS.fetch_add(1, Ordering::Relaxed);
@@ -161,7 +162,7 @@ fn promtool_accepts_the_metrics() {
     assert!(text.contains("adverb_netdev_pause_seconds_total"), "{text}");
     let (passed, report) = output(Command::new(&promtool).args(["check", "metrics"]), &text);
     assert!(passed && report.is_empty(), "{report}\n{text}");
-    // The check finds a counter without the suffix `_total`.
+    // promtool rejects a counter whose name does not end in `_total`.
     let wrong = text.replace("adverb_rdma_packets_total", "adverb_rdma_packets");
     let (passed, report) = output(Command::new(&promtool).args(["check", "metrics"]), &wrong);
     assert!(!passed && report.contains("_total"), "{report}");
@@ -172,12 +173,12 @@ fn systemd_accepts_the_units() {
     let Some(analyze) = installed("systemd-analyze") else { return };
     for name in ["exporter", "respond"] {
         let unit = std::env::temp_dir().join(format!("adverb-unit-{name}-{}.service", std::process::id()));
-        // systemd checks that the program and the manual page exist.
+        // systemd-analyze checks that the unit's program and manual page exist, but Adverb is not installed here.
         let text = read(&format!("adverb-{name}.service")).replace("/usr/local/bin/adverb", "/bin/true");
         fs::write(&unit, text.replace("Documentation=", "#Documentation=")).unwrap();
         let (passed, text) = output(Command::new(&analyze).arg("verify").arg(&unit), "");
         fs::remove_file(&unit).unwrap();
-        // It also warns about units of this machine.
+        // systemd-analyze also warns about other units of this machine.
         let warnings: Vec<&str> = text.lines().filter(|line| line.contains("adverb-unit")).collect();
         assert!(passed && warnings.is_empty(), "{name}: {text}");
     }
@@ -196,7 +197,7 @@ fn the_options_of_the_units_start_the_commands() {
     }
 }
 
-/// A running Prometheus. It is killed on drop.
+/// A process that runs Prometheus. The process is killed on drop.
 struct Prometheus {
     process: Child,
     directory: PathBuf,
@@ -204,7 +205,7 @@ struct Prometheus {
 }
 
 impl Prometheus {
-    /// Starts Prometheus, with the alert rules, and a scrape of `target` every 500 ms.
+    /// Starts Prometheus with the alert rules. Prometheus scrapes `target` every 500 ms.
     fn start(program: &Path, target: SocketAddr) -> Prometheus {
         let directory = std::env::temp_dir().join(format!("adverb-prometheus-{}", std::process::id()));
         fs::create_dir_all(&directory).unwrap();
@@ -215,7 +216,7 @@ impl Prometheus {
             operate("alerts.yml").display()
         );
         fs::write(directory.join("prometheus.yml"), config).unwrap();
-        // The port is free at this moment.
+        // The kernel chooses a free port for the listener. Prometheus uses the port after the listener is dropped.
         let address = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).unwrap();
         let log = fs::File::create(directory.join("log")).unwrap();
         let mut command = Command::new(program);
@@ -251,13 +252,13 @@ impl Prometheus {
         head.split(' ').nth(1).filter(|code| *code == "200").map(|_| body.to_owned())
     }
 
-    /// Returns the data of a page of the API.
+    /// Returns the field `data` of a response of Prometheus's API.
     fn data(&self, path: &str) -> Value {
         let body = self.page(path).unwrap_or_else(|| panic!("{path} failed: {}", self.log()));
         serde_json::from_str::<Value>(&body).unwrap()["data"].take()
     }
 
-    /// Returns the result of a query: a list of series.
+    /// Runs a query and returns the resulting list of series.
     fn query(&self, query: &str) -> Vec<Value> {
         let mut path = "/api/v1/query?query=".to_owned();
         for byte in query.bytes() {
@@ -281,14 +282,14 @@ impl Drop for Prometheus {
     }
 }
 
-/// Returns the queries of the dashboard's panels, and of its variables, as Grafana sends them.
+/// Returns the queries of the dashboard's panels and variables. As in Grafana, values replace the names of variables.
 fn dashboard_queries() -> Vec<String> {
     let dashboard: Value = serde_json::from_str(&read("dashboard.json")).unwrap();
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let panels = list(&dashboard["panels"]);
     let targets = panels.iter().flat_map(|panel| list(&panel["targets"]));
     let queries = targets.map(|target| target["expr"].as_str().unwrap().to_owned());
-    // label_values(METRIC, LABEL): the metric must have series with the label.
+    // The definition of a variable is label_values(METRIC, LABEL), so the metric must have series with the label.
     let variables = list(&dashboard["templating"]["list"]).into_iter().filter_map(|variable| {
         let definition = variable["definition"].as_str()?.strip_prefix("label_values(")?.to_owned();
         let (metric, label) = definition.strip_suffix(')').unwrap().rsplit_once(", ").unwrap();
@@ -302,7 +303,8 @@ fn dashboard_queries() -> Vec<String> {
     all
 }
 
-/// Opens two software NICs at loopback addresses of this process, and sends messages from the first to the second.
+/// Opens two software NICs, and sends messages from the first NIC to the second. The NICs have loopback addresses that depend
+/// on the process ID.
 fn software_nics(messages: usize) -> [Device; 2] {
     let [high, low] = (std::process::id() as u16).to_be_bytes();
     let [first, second] = [1, 2].map(|n| Ipv4Addr::new(127, 100 + n, high, low));
@@ -352,7 +354,7 @@ fn prometheus_has_data_for_every_query_of_the_dashboard() {
     }
     println!("{} queries have data after {:.1} s", queries.len(), start.elapsed().as_secs_f64());
 
-    // 3000 bytes are at least one packet.
+    // The 100 messages have 3000 bytes each, so at least one packet is sent for each message.
     let query = format!("adverb_rdma_packets_total{{device=\"{}\",direction=\"tx\"}}", sender.name());
     let sent = prometheus.query(&query);
     let sent: f64 = sent[0]["value"][1].as_str().unwrap().parse().unwrap();

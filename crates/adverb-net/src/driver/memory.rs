@@ -1,4 +1,4 @@
-//! The buffers of connections, from a pool.
+//! The buffers of connections. A pool of registered memory allocates them.
 
 use adverb_net_proto::{Buf, Memory};
 use adverb_verbs::Error;
@@ -6,7 +6,7 @@ use adverb_verbs::memory::{Pool, PoolBuf};
 
 use super::region::Region;
 
-/// A buffer of a pool.
+/// A pool's buffer, which implements the trait [`Buf`] of adverb-net-proto.
 #[derive(Debug)]
 pub(super) struct Buffer(pub(super) PoolBuf);
 
@@ -42,10 +42,10 @@ impl Buf for Buffer {
     }
 }
 
-/// The memory of a lane.
+/// The memory of a lane (a queue pair under a connection): its buffers are allocated from `pool`.
 pub(super) struct LaneMemory<'a> {
     pool: &'a Pool,
-    /// The error of the last allocation, if it failed.
+    /// The error of the last failed allocation, if an allocation has failed.
     pub(super) failure: Option<Error>,
 }
 

@@ -1,17 +1,17 @@
-//! Timers of connections and SIDR queries, and retransmissions.
+//! The connection manager's timers and retransmissions, for connections and SIDR queries.
 
 use std::collections::BTreeSet;
 
 use crate::Time;
 
-/// Timers by ID, at most one per ID. The owner of an ID stores the current time of its timer, which is needed to move
-/// the timer.
+/// Timers by ID, at most one per ID. The owner of an ID stores the time at which its timer is set to expire, and passes this
+/// time to [`set`](Timers::set) to move the timer.
 #[derive(Debug, Default)]
 pub(super) struct Timers(BTreeSet<(Time, u32)>);
 
 impl Timers {
-    /// Moves the timer of an ID from `current` to `time`, and updates `current`. `None` means that the timer is not
-    /// set.
+    /// Moves the timer of an ID from the time `current` to the time `time`, and sets `current` to `time`. `None` means
+    /// that the timer is not set.
     pub(super) fn set(&mut self, id: u32, current: &mut Option<Time>, time: Option<Time>) {
         if *current == time {
             return;
@@ -25,12 +25,12 @@ impl Timers {
         *current = time;
     }
 
-    /// Returns the time of the earliest timer.
+    /// Returns the time at which the next timer expires.
     pub(super) fn next(&self) -> Option<Time> {
         self.0.first().map(|(time, _)| *time)
     }
 
-    /// Returns an ID whose timer is due. The timer stays set until it is moved.
+    /// Returns an ID whose timer has expired, if there is one. The timer stays set until [`set`](Timers::set) moves it.
     pub(super) fn due(&self, now: Time) -> Option<u32> {
         self.0.first().filter(|(time, _)| *time <= now).map(|(_, id)| *id)
     }
@@ -40,8 +40,8 @@ impl Timers {
     }
 }
 
-/// A message that is retransmitted at growing intervals, a limited number of times, until the peer responds. The owner
-/// waits for the response until a deadline of its own, not only until the last retransmission.
+/// A message that is retransmitted at growing intervals, a limited number of times, until the peer responds. After the last
+/// retransmission, the owner continues to wait for the response, until a deadline that the owner stores.
 #[derive(Clone, Debug)]
 pub(super) struct Retransmission<T> {
     pub(super) message: T,
@@ -73,7 +73,7 @@ impl<T> Retransmission<T> {
         (self.left > 0).then_some(self.at)
     }
 
-    /// Returns the message if its retransmission is due, and schedules the next one.
+    /// Returns the message if a retransmission is due, and schedules the following retransmission.
     pub(super) fn poll(&mut self, now: Time) -> Option<&T> {
         if self.left == 0 || self.at > now {
             return None;
@@ -90,7 +90,7 @@ impl<T> Retransmission<T> {
         self.left = self.left.min(count.saturating_sub(self.done));
     }
 
-    /// Delays the next retransmission until `time` at least.
+    /// Delays the next retransmission until `time`, unless it is already scheduled for later.
     pub(super) fn delay_until(&mut self, time: Time) {
         self.at = self.at.max(time);
     }

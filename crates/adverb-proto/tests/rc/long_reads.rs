@@ -1,4 +1,5 @@
-//! READs that are longer than the window and are requested in parts, and duplicates of READs with queued responses.
+//! Long READs. A requester splits a READ that is longer than its read window into parts, and sends a request for each part.
+//! A responder receives duplicate READ requests while response packets to the original request are still queued.
 
 use adverb_proto::types::{QpState, RemoteAddress, SendOperation, Status};
 use adverb_wire::{NakCode, Rc, ReadResponse, Reth};
@@ -7,12 +8,13 @@ use crate::harness::{ADDR, End, Options, aeth, nak, pattern, solo, solo_with};
 
 const READ: SendOperation = SendOperation::Read(RemoteAddress { addr: 0x5000, rkey: 0x1234 });
 
-/// Returns an end that requests parts of two packets.
+/// Returns a requester that splits a READ into parts of two packets.
 fn reader(options: Options) -> End {
     solo_with(&Options { read_window: 4 * (1024 + 512), ..options })
 }
 
-/// Returns the request for a part: `length` bytes from packet `first` on.
+/// Returns the request for a part, and the request's sequence number. The part starts at packet number `first` of the READ
+/// and has `length` bytes.
 fn part(first: u32, length: u32) -> (Rc, u32) {
     (Rc::ReadRequest(Reth { va: 0x5000 + u64::from(first) * 1024, rkey: 0x1234, length }), first)
 }
@@ -21,7 +23,7 @@ fn receive(end: &mut End, psn: u32, response: ReadResponse) {
     end.receive(psn, Rc::ReadResponse(response), &pattern(1024, psn as u8));
 }
 
-/// Whether the region has the bytes that [`receive`] delivered.
+/// Whether the local buffer contains the bytes that [`receive`] delivers in the first `packets` packets.
 fn has_all(end: &End, packets: u32) -> bool {
     (0..packets).all(|psn| end.bytes(psn as usize * 1024, 1024) == pattern(1024, psn as u8))
 }
@@ -46,7 +48,8 @@ fn long_read_is_split_into_parts_within_the_window() {
     assert!(has_all(&end, 7));
 }
 
-/// Linux's rxe drops a request that exceeds the saved one (`rxe_resp.c`, `duplicate_request`).
+/// Linux's rxe saves each READ request, and drops a duplicate that reads beyond the end of the saved request (`rxe_resp.c`,
+/// `duplicate_request`).
 #[test]
 fn retransmitted_part_has_the_same_end() {
     let mut end = reader(Options::default());
@@ -55,7 +58,7 @@ fn retransmitted_part_has_the_same_end() {
     receive(&mut end, 0, ReadResponse::First(aeth(1)));
     end.wait();
     assert_eq!(end.sent(), [part(1, 1024), part(2, 2048)]);
-    // Some peers continue the response, and some start a new one.
+    // Some peers continue the first response (Last), and others start a new response (Only).
     for response in [ReadResponse::Last(aeth(1)), ReadResponse::Only(aeth(1))] {
         let mut end = reader(Options::default());
         end.post(1, READ, 0, 3 * 1024);
@@ -98,7 +101,7 @@ fn every_part_takes_one_of_the_peers_slots() {
 
 #[test]
 fn each_part_has_its_own_response() {
-    // A response ends with its part, and the response to the next part starts there.
+    // The response to a part ends with the part's last packet. The next packet starts the response to the next part.
     for (psn, response) in
         [(1, ReadResponse::Middle), (2, ReadResponse::Middle), (2, ReadResponse::Last(aeth(2)))]
     {
@@ -127,7 +130,7 @@ fn requests_after_a_long_read_wait_until_all_its_parts_are_sent() {
     assert_eq!(sent[1].1, 6);
 }
 
-/// Returns a READ of the packets from number `packet` to the end of a message of `packets` packets.
+/// Returns a READ request for the end of a message of `packets` packets, from packet number `packet` on.
 fn read_from(end: &End, packet: u64, packets: u64) -> Rc {
     let length = ((packets - packet) * 1024) as u32;
     Rc::ReadRequest(Reth { va: ADDR + packet * 1024, rkey: end.key, length })
@@ -138,7 +141,7 @@ fn psns(end: &mut End) -> Vec<u32> {
     end.sent().iter().map(|(_, psn)| *psn).collect()
 }
 
-/// Sends `count` packets.
+/// Makes an end send `count` packets, and discards them.
 fn send(end: &mut End, count: usize) {
     for _ in 0..count {
         let now = end.now;
@@ -146,7 +149,8 @@ fn send(end: &mut End, count: usize) {
     }
 }
 
-/// A requester whose timer expires during a slow response requests packets that are sent anyway.
+/// If a requester's timer expires during a slow response, the requester retransmits its request, although the responder
+/// still has the requested packets queued.
 #[test]
 fn duplicate_read_of_queued_packets_gets_one_response() {
     let mut end = solo();
@@ -163,7 +167,8 @@ fn duplicate_read_of_queued_packets_gets_one_response() {
     assert_eq!(end.device.statistics().retransmitted_responses, 0);
 }
 
-/// The requester drops the packets after a lost one, so the lost packet is sent before them.
+/// A requester drops the packets that follow a lost one. So the responder restarts at the lost packet, and sends the packets
+/// that follow it again.
 #[test]
 fn response_restarts_at_the_first_packet_of_a_duplicate_read() {
     let mut end = solo();
@@ -176,7 +181,7 @@ fn response_restarts_at_the_first_packet_of_a_duplicate_read() {
     }
     assert_eq!(psns(&mut end), [2, 3, 4, 5, 6, 7]);
     assert_eq!(end.device.statistics().retransmitted_responses, 1);
-    // A duplicate of a part keeps all queued packets.
+    // A duplicate request that ends before the original one doesn't remove the later packets from the queue.
     let mut end = solo();
     let read = read_from(&end, 0, 8);
     end.receive(0, read, &[]);

@@ -1,36 +1,37 @@
-//! Brokers of a cluster on modeled queue pairs.
+//! A simulation of the members of a cluster, with a broker per member, on modeled queue pairs.
 //!
-//! Members send messages, transfer data, flush and poll at random. Connections break, and members die without notice
-//! and restart with a new epoch. The checks of every run:
+//! Members send messages, transfer data, flush and poll at random. Connections break, and members stop without notice
+//! and restart with a new epoch. An epoch identifies a run of a member, and a ticket identifies a posted transfer or batch of
+//! transfers. The checks of every run:
 //!
 //! - messages arrive once, in order and unaltered, between each pair of members;
-//! - no message finds the receive queue empty (RNR), and no slot is overwritten or posted while in use;
-//! - the application never holds more messages and immediate data of a peer than it granted credits;
+//! - no message arrives while the receive queue is empty (RNR), and no slot is overwritten or posted while it is in use;
+//! - an application that granted n credits to a peer never holds more than n messages and immediate data of that peer;
 //! - no request accesses memory of an earlier epoch;
-//! - each ticket ends exactly once, the NIC accesses its buffers only before that, and its data is correct if it
-//!   succeeded;
-//! - requests are posted in the order of the application's calls, and only when a doorbell batch is complete, at a
-//!   flush, or at a poll;
-//! - requests are signaled selectively;
+//! - each ticket ends exactly once, the NIC accesses the ticket's buffers only before the ticket ends, and the data of a
+//!   successful ticket is correct;
+//! - a broker posts requests in the order of the application's calls, and only when a doorbell batch is complete, when the
+//!   application flushes, or when the application polls;
+//! - a broker signals only about one request in each signal interval;
 //! - no send queue overflows;
 //! - a session ends only because of an injected fault, or because a member leaves it;
 //! - after the faults end, all members are connected, and all messages and transfers complete.
 //!
-//! In half of the runs, the messages are calls, with deadlines, cancellations, delayed and missing answers, and
-//! handlers that make calls:
+//! In half of the runs, the messages are the requests and replies of calls. Calls have deadlines and are cancelled, answers
+//! are delayed or missing, and handlers make calls of their own. The checks of these runs:
 //!
 //! - each call ends exactly once, with the reply or failure of its own request;
 //! - a request arrives once;
-//! - a request can be answered while its caller waits, but not after its session has ended;
-//! - a call expires at its deadline, and ends with its session.
+//! - a request can be answered while its caller waits, but not after the request's session has ended;
+//! - a call expires at its deadline, and ends when its session ends.
 //!
-//! In half of the runs, members publish and withdraw segments of an arena, while others transfer data by pointers to
-//! them:
+//! In half of the runs, members publish and withdraw segments of an arena, while other members transfer data with pointers to
+//! these segments. The checks of these runs:
 //!
-//! - a pointer resolves only to the segment that it names, in its epoch and its bounds;
-//! - no request is posted to a segment that its owner has deregistered, and none is executed;
-//! - a message arrives after the keys of the segments that existed when it was sent;
-//! - withdrawn segments are released, and the memory of keys and calls is bounded.
+//! - a pointer resolves only to the segment that it names, only in the epoch that it names, and only within the segment;
+//! - after the owner of a segment has deregistered it, no request to the segment is posted or executed;
+//! - before a message arrives, the keys of all segments that existed when the message was sent have arrived;
+//! - withdrawn segments are released, and the size of the state for keys and calls is bounded.
 
 mod application;
 mod calls;
@@ -53,7 +54,7 @@ pub use hostile::cluster_attack_from_bytes;
 use run::ClusterRun;
 pub use scale::{ClusterScale, run_cluster_scale};
 
-/// The numbers of calls, and of uses of segments.
+/// The numbers of calls and of transfers with pointers, and other counters of calls and segments.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct LayerCounts {
     /// The number of calls.
@@ -62,19 +63,19 @@ pub struct LayerCounts {
     pub answered_calls: u64,
     /// The number of calls that ended with a failure.
     pub failed_calls: u64,
-    /// The number of calls whose deadline expired.
+    /// The number of calls that ended because their deadline expired.
     pub expired_calls: u64,
     /// The number of calls that were cancelled.
     pub cancelled_calls: u64,
-    /// The number of calls whose session ended.
+    /// The number of calls that ended because their session ended.
     pub lost_calls: u64,
-    /// The number of calls that a handler made to answer a request.
+    /// The number of calls that handlers made before they answered a request.
     pub nested_calls: u64,
-    /// The number of tickets whose transfers used a pointer.
+    /// The number of tickets whose transfers accessed a segment through a pointer.
     pub pointer_transfers: u64,
-    /// The number of invalid pointers that were refused.
+    /// The number of invalid pointers that members tried to resolve. Each attempt must fail.
     pub refused_pointers: u64,
-    /// The number of withdrawn segments that were released.
+    /// The number of withdrawn segments that their owners deregistered.
     pub released_segments: u64,
 }
 
@@ -120,23 +121,23 @@ pub struct ClusterOutcome {
     pub fault_count: u64,
     /// The number of restarts of members.
     pub restart_count: u64,
-    /// The number of requests that a broker refused because of a stale epoch.
+    /// The number of transfers that a broker rejected because of a stale epoch.
     pub stale_epoch_count: u64,
     /// The numbers of calls, and of uses of segments.
     pub layers: LayerCounts,
     /// A hash of all events and requests.
     pub digest: u64,
-    /// The first violation.
+    /// The first violation that a check found.
     pub violation: Option<String>,
-    /// The trace, if requested.
+    /// The lines of the trace, or none if the caller requested no trace.
     pub trace: Vec<String>,
 }
 
-/// Runs the brokers of a cluster of 3 to 8 members.
+/// Simulates a cluster of 3 to 8 members. The seed determines the whole run. `trace` requests a trace in the outcome.
 pub fn run_cluster(seed: u64, trace: bool) -> ClusterOutcome {
     let mut random = Random::new(seed ^ 0x6272_6f6b_6572);
     let member_count = random.between(3, 8) as usize;
-    // The queues and rings are small, so that each of them is often full.
+    // The queues are short and the slots are few, so that the brokers often run out of them.
     let mut count = |max| random.between(1, max) as u16;
     let config = BrokerConfig {
         send_slots: count(8),
@@ -145,7 +146,7 @@ pub fn run_cluster(seed: u64, trace: bool) -> ClusterOutcome {
         send_queue_depth: count(16),
         doorbell_batch: count(12),
         signal_interval: count(12),
-        // A slot holds at least a control message with one key.
+        // Even the smallest slot has room for a control message with one key.
         slot_size: random.between(32, 80) as u32,
         keepalive: Some(Duration::from_micros(random.between(5, 50))),
     };
@@ -163,7 +164,7 @@ pub fn run_cluster(seed: u64, trace: bool) -> ClusterOutcome {
 pub struct ClusterTotals {
     /// The number of seeds that were run.
     pub seed_count: u64,
-    /// The number of members of all runs.
+    /// The sum of the numbers of members of the runs.
     pub member_count: u64,
     /// The number of messages that arrived.
     pub message_count: u64,
@@ -185,13 +186,13 @@ pub struct ClusterTotals {
     pub fault_count: u64,
     /// The number of restarts of members.
     pub restart_count: u64,
-    /// The number of requests that were refused because of a stale epoch.
+    /// The number of transfers that brokers rejected because of a stale epoch.
     pub stale_epoch_count: u64,
     /// The numbers of calls, and of uses of segments.
     pub layers: LayerCounts,
     /// The wrapping sum of the runs' digests. The order of the runs doesn't affect the sum.
     pub digest: u64,
-    /// The seeds and descriptions of the violations.
+    /// The violations, each with its seed and a description.
     pub violations: Vec<(u64, String)>,
 }
 
@@ -252,7 +253,7 @@ impl fmt::Display for ClusterTotals {
     }
 }
 
-/// Runs the brokers of each seed on `thread_count` threads. The run stops after `max_violations` violations.
+/// Calls [`run_cluster`] with each seed, on `thread_count` threads, and stops after `max_violations` violations.
 pub fn run_cluster_seeds(
     seeds: std::ops::Range<u64>,
     thread_count: usize,

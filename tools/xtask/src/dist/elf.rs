@@ -1,4 +1,5 @@
-//! Executables and shared libraries: the C library that they need, and their debug information.
+//! Executables and shared libraries (ELF files): checks of the libraries that they need, and the removal of their debug
+//! information.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -8,11 +9,11 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 use support::process;
 
-/// N of the newest glibc 2.N whose symbols the packages may need: that of Debian 10 and RHEL 8.
+/// The newest version of glibc whose symbols the packages may need is 2.`GLIBC`. Debian 10 and RHEL 8 have this version.
 pub(super) const GLIBC: u32 = 28;
 
-/// The libraries that the packages may need besides their own: those of glibc, and gcc's unwinder, which every
-/// distribution installs.
+/// The libraries that the packages may need: those of glibc, gcc's unwinder (`libgcc_s.so.1`), which every distribution
+/// installs, and Adverb's own `libibverbs.so.1`, which Adverb's librdmacm needs.
 const LIBRARIES: &[&str] = &[
     "libc.so.6",
     "libdl.so.2",
@@ -24,7 +25,7 @@ const LIBRARIES: &[&str] = &[
     "ld-linux-aarch64.so.1",
 ];
 
-/// Returns the ELF files in a directory and its subdirectories, in order.
+/// Returns the ELF files in a directory and its subdirectories, in the order of their paths.
 pub(super) fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     let entries =
         fs::read_dir(directory).with_context(|| format!("listing {} failed", directory.display()))?;
@@ -41,15 +42,18 @@ pub(super) fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Whether a file starts as ELF files do.
+/// Whether a file starts with the four bytes with which all ELF files start.
 fn is_elf(path: &Path) -> Result<bool> {
     let mut start = Vec::new();
     File::open(path)?.take(4).read_to_end(&mut start)?;
     Ok(start == b"\x7fELF")
 }
 
-/// Fails if a file needs a symbol of a glibc newer than [`GLIBC`], a library that a distribution may lack, or, as a static
-/// program, any library. Returns a text with the newest version of glibc that it needs.
+/// Checks the libraries that a file needs, and returns a text about the version of glibc that the file needs, such as
+/// `glibc 2.28`.
+///
+/// Fails if the file needs a symbol of a glibc newer than 2.[`GLIBC`], or a library that is not one of [`LIBRARIES`]. A static
+/// program must not need any library.
 pub(super) fn check(file: &Path, is_static: bool) -> Result<String> {
     let floor = glibc_floor([file])?;
     ensure!(floor <= GLIBC, "{} needs glibc 2.{floor}, but the packages promise 2.{GLIBC}", file.display());
@@ -60,7 +64,8 @@ pub(super) fn check(file: &Path, is_static: bool) -> Result<String> {
     Ok(if floor == 0 { "no symbols of glibc".to_owned() } else { format!("glibc 2.{floor}") })
 }
 
-/// Returns N of the oldest glibc 2.N that has all symbol versions that the files need. It is 0 if they need none.
+/// Returns N if glibc 2.N is the oldest one with all symbol versions that the files need. Returns 0 if the files need no
+/// symbols of glibc.
 pub(super) fn glibc_floor<'a>(files: impl IntoIterator<Item = &'a Path>) -> Result<u32> {
     let mut floor = 0;
     for file in files {
@@ -73,13 +78,13 @@ pub(super) fn glibc_floor<'a>(files: impl IntoIterator<Item = &'a Path>) -> Resu
     Ok(floor)
 }
 
-/// Returns the newest of the versions that readelf prints.
+/// Returns N if glibc 2.N is the newest version of glibc in readelf's output, or 0 if the output contains none.
 fn floor_of(text: &str) -> Result<u32> {
     let mut floor = 0;
     for rest in text.split("Name: GLIBC_").skip(1) {
         let version = rest.split_whitespace().next().unwrap_or_default();
         let minor = match version {
-            // Relative relocations in a compact form.
+            // The file has compact relative relocations, which glibc 2.36 was the first to support.
             "ABI_DT_RELR" => Some("36"),
             _ => version.strip_prefix("2.").and_then(|version| version.split('.').next()),
         };
@@ -91,14 +96,14 @@ fn floor_of(text: &str) -> Result<u32> {
     Ok(floor)
 }
 
-/// Returns the libraries that readelf's output names as needed.
+/// Returns the names of the libraries in the lines `(NEEDED)` of readelf's output.
 fn needed(text: &str) -> impl Iterator<Item = &str> {
     let lines = text.lines().filter(|line| line.contains("(NEEDED)"));
     lines.filter_map(|line| line.split(['[', ']']).nth(1))
 }
 
-/// Moves the debug information of a file to a new file, and removes all symbols that the dynamic linker doesn't need.
-/// Debuggers, and Rust's backtraces, look for the new file in the subdirectory `.debug` of the file's directory.
+/// Moves the debug information of `file` to the new file `debug`, and removes all symbols that the dynamic linker doesn't need
+/// from `file`. Debuggers and Rust's backtraces look for the new file in the subdirectory `.debug` next to `file`.
 pub(super) fn split_debug(objcopy: &str, file: &Path, debug: &Path) -> Result<()> {
     fs::create_dir_all(debug.parent().context("the file has a directory")?)?;
     process::output(Command::new(objcopy).arg("--only-keep-debug").arg(file).arg(debug))?;

@@ -1,4 +1,5 @@
-//! Root file systems of Debian releases, made by mmdebstrap from the mirror of this machine.
+//! Root file systems ("roots") of Debian releases. mmdebstrap creates them from the Debian mirror that apt uses on this
+//! machine, and scripts run in copies of them.
 
 use std::fmt;
 use std::fs;
@@ -11,11 +12,11 @@ use support::{paths, process};
 
 use super::TIMEOUT_SECONDS;
 
-/// The packages of a root besides the essential ones. perftest has `ib_send_bw`; a user of the wheel has Python; the
-/// others are recommended by Adverb's package or perftest's.
+/// The packages that a root contains besides the essential ones. perftest provides `ib_send_bw`, and python3-venv provides
+/// Python for the wheel. Adverb's package or perftest recommends the others.
 const PACKAGES: &str = "ibverbs-providers,man-db,perftest,python3-venv";
 
-/// The releases by number.
+/// The numbers and codenames of the releases.
 const CODENAMES: [(u8, &str); 3] = [(11, "bullseye"), (12, "bookworm"), (13, "trixie")];
 
 /// A release of Debian.
@@ -41,7 +42,8 @@ impl fmt::Display for Release {
     }
 }
 
-/// Returns the directory of a release's root, which is created once and cached.
+/// Returns the directory of a release's root. The first call creates the root in the cache; later calls reuse it as long as
+/// [`PACKAGES`] is the same.
 pub(super) fn ensure(release: Release) -> Result<PathBuf> {
     let cache = paths::cache()?.join("roots");
     fs::create_dir_all(&cache)?;
@@ -67,7 +69,7 @@ pub(super) fn ensure(release: Release) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// Returns the address of the mirror from which apt installs this machine's own release.
+/// Returns the URL of the Debian mirror that apt uses for this machine's own release.
 fn mirror() -> Result<String> {
     let system = fs::read_to_string("/etc/os-release").context("could not read /etc/os-release")?;
     let codename = system.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
@@ -79,13 +81,14 @@ fn mirror() -> Result<String> {
     Ok(mirror.to_owned())
 }
 
-/// Returns the address of a release's main component in apt's list.
+/// Returns the URL of a release's mirror, found in the output of `apt-get indextargets`. Each line of the output has the form
+/// `CODENAME COMPONENT URL`; the component is `main`.
 fn mirror_of<'a>(targets: &'a str, codename: &str) -> Option<&'a str> {
     targets.lines().find_map(|line| line.strip_prefix(&format!("{codename} main ")))
 }
 
-/// Runs a shell script with arguments in a copy of a root, prints its output, and returns it. The directory with the
-/// packages is at `/packages` in the copy.
+/// Runs a shell script in a copy of a root, prints the script's output, and returns the output. `script` contains the text
+/// of the script and then its arguments, from `$0` on. The directory `packages` is at `/packages` in the copy.
 pub(super) fn run(root: &Path, packages: &Path, script: &[&str]) -> Result<String> {
     let scratch = std::env::temp_dir().join(format!("adverb-root-{}", std::process::id()));
     fs::create_dir_all(&scratch)?;

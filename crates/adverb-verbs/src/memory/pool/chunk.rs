@@ -13,19 +13,19 @@ use crate::memory::{Pages, Region};
 /// Registered memory, divided into slots of one length.
 pub(in crate::memory) struct Chunk {
     pub(in crate::memory) region: Arc<Region>,
-    /// The number of buffers that share each slot; 1 for free slots.
+    /// For each slot, the number of buffers that share it. The number of a free slot is 1.
     counts: Box<[AtomicU32]>,
     slot_len: u32,
-    /// The pool, partition and class that its slots return to.
+    /// The pool that owns the chunk. A freed slot returns to the size class `class` of the pool's partition `partition`.
     pub(super) pool: Arc<Shared>,
     pub(super) partition: usize,
     pub(super) class: usize,
-    /// The index among the chunks of the class. It is set when the chunk is added.
+    /// The chunk's index among the chunks of its class. The index is set when the chunk is added to the class.
     pub(super) id: AtomicUsize,
 }
 
 impl Chunk {
-    /// Allocates and registers a chunk of `count` slots of a class.
+    /// Allocates and registers a chunk with `count` slots of `slot_len` bytes, for a partition and a size class of the pool.
     pub(super) fn new(
         domain: &ProtectionDomain,
         pool: &Arc<Shared>,
@@ -37,7 +37,7 @@ impl Chunk {
         let pages = if len >= HUGE_PAGE { Pages::prefer_huge(len) } else { Pages::new(len) };
         let pages = pages.map_err(|source| Error::Allocation { len, source })?;
         let region = domain.register(pages, Access::LOCAL_WRITE)?;
-        // This can't fail: the pages and the rights are private.
+        // This can't fail: no other process can access the pages, and the rights are local.
         let region = region
             .into_private()
             .map_err(|_| Error::InvalidRequest { reason: "a pool's memory must be private".into() })?;
@@ -52,7 +52,7 @@ impl Chunk {
         }))
     }
 
-    /// Returns the domain of the memory.
+    /// Returns the protection domain in which the chunk is registered.
     pub(in crate::memory) fn domain(&self) -> &ProtectionDomain {
         &self.pool.domain
     }
@@ -76,50 +76,50 @@ impl Drop for Chunk {
 
 const HUGE_PAGE: usize = 2 << 20;
 
-/// A part of a chunk, and one share in it.
+/// A share of one slot of a chunk. A slot with two buffers, for example after a split, has two shares.
 ///
-/// It is created with its chunk, and moves from the pool to a buffer and back. So allocating and freeing a buffer need no
-/// reference counting of the chunk.
+/// The first share of each slot is created with the chunk, and moves from the pool to a buffer and back, together with its
+/// reference to the chunk. So allocating and freeing a buffer don't change the chunk's reference count.
 pub(in crate::memory) struct Slot {
     pub(in crate::memory) chunk: Arc<Chunk>,
     pub(in crate::memory) index: u32,
 }
 
 impl Slot {
-    /// Returns all slots of a new chunk.
+    /// Returns the first share of each slot of a new chunk.
     pub(super) fn all_of(chunk: &Arc<Chunk>) -> Vec<Slot> {
-        // Slots are taken from the end, so the first slot is the last element.
+        // The pool takes slots from the end of the list, so the list begins with the chunk's last slot.
         let indices = (0..chunk.slot_count() as u32).rev();
         indices.map(|index| Slot { chunk: Arc::clone(chunk), index }).collect()
     }
 
-    /// Returns the offset in the chunk's region.
+    /// Returns the slot's offset in the chunk's region.
     #[inline]
     pub(in crate::memory) fn start(&self) -> u32 {
         self.index * self.chunk.slot_len
     }
 
-    /// Returns the length in bytes.
+    /// Returns the slot's length in bytes.
     #[inline]
     pub(in crate::memory) fn len(&self) -> u32 {
         self.chunk.slot_len
     }
 
-    /// Creates another share in the slot, for a buffer that was split off.
+    /// Creates another share of a slot, for a buffer that is split off another buffer.
     pub(in crate::memory) fn share(chunk: &Arc<Chunk>, index: u32) -> Slot {
         let slot = Slot { chunk: Arc::clone(chunk), index };
         let shares = slot.count().fetch_add(1, Ordering::Relaxed);
-        // Only a program that leaks shares reaches this count, which would overflow later.
+        // Only a program that leaks shares reaches this count. If it continued, the count could overflow.
         if shares > i32::MAX as u32 {
             std::process::abort();
         }
         slot
     }
 
-    /// Ends a share. The last one returns the slot to the pool.
+    /// Ends a share. The end of a slot's last share returns the slot to the pool.
     #[inline]
     pub(in crate::memory) fn end_share(self) {
-        // Accesses through other shares happen before the next use of the slot.
+        // `Acquire` makes all accesses through shares that have ended happen before the next use of the slot.
         if self.count().load(Ordering::Acquire) != 1 {
             if self.count().fetch_sub(1, Ordering::Release) != 1 {
                 return;
